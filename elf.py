@@ -1,0 +1,229 @@
+"""The ELF network: one transformer that denoises embeddings and, at t = 1, decodes them to tokens.
+
+Everything is unbatched: a sequence of L embeddings of width E goes in, `jax.vmap` adds the batch.
+
+    model = ELF(**SIZES["elf-b"], vocab=32_100, embedding=512, bottleneck=128, key=key)
+    x_hat  = model.denoise(z, x_prev, t, w)   # clean-embedding prediction, any t
+    logits = model.decode(z, w)               # tokens, at t = 1
+
+The two modes share every weight but the head. Underneath them, `trunk` takes the mode as a number, so a batch may mix both.
+Parameters may be float32 or bfloat16: activations follow them, while norms, softmax and the heads' outputs are float32.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jaxtyping import Array, Float, PRNGKeyArray
+
+SIZES = {
+    "elf-b": dict(depth=12, width=768, heads=12),
+    "elf-m": dict(depth=24, width=1056, heads=16),
+    "elf-l": dict(depth=32, width=1280, heads=16),
+    "desk": dict(depth=4, width=192, heads=4),
+    "tiny": dict(depth=2, width=48, heads=4),
+}
+CONTROL_TOKENS = 4  # of each kind: time, guidance scale, mode
+DENOISE, DECODE = 0.0, 1.0
+
+Rope = tuple[Float[Array, "T half"], Float[Array, "T half"]]
+
+
+class Linear(eqx.Module):
+    """h W + b over the last axis, W stored (in, out): Xavier uniform, or normal(`std`) if given."""
+
+    weight: Float[Array, "n_in n_out"]
+    bias: Float[Array, " n_out"] | None
+
+    def __init__(self, n_in: int, n_out: int, *, bias: bool = True, std: float | None = None, key: PRNGKeyArray):
+        init = jax.nn.initializers.glorot_uniform() if std is None else jax.nn.initializers.normal(std)
+        self.weight = init(key, (n_in, n_out))
+        self.bias = jnp.zeros(n_out) if bias else None
+
+    def __call__(self, h: Float[Array, "*lead n_in"]) -> Float[Array, "*lead n_out"]:
+        h = h @ self.weight
+        return h if self.bias is None else h + self.bias
+
+
+class RMSNorm(eqx.Module):
+    weight: Float[Array, " n"]
+
+    def __init__(self, n: int):
+        self.weight = jnp.ones(n)
+
+    def __call__(self, h: Float[Array, "*lead n"]) -> Float[Array, "*lead n"]:
+        h32 = h.astype(jnp.float32)
+        h32 = h32 * jax.lax.rsqrt(jnp.mean(h32**2, axis=-1, keepdims=True) + 1e-6)
+        return (h32 * self.weight).astype(h.dtype)
+
+
+class ScalarTokens(eqx.Module):
+    """Control tokens that carry a number: learned vectors plus the number's sinusoidal embedding."""
+
+    tokens: Float[Array, "n D"]
+    mlp_in: Linear
+    mlp_out: Linear
+
+    def __init__(self, width: int, *, features: int = 256, key: PRNGKeyArray):
+        k1, k2, k3 = jax.random.split(key, 3)
+        self.tokens = 0.02 * jax.random.normal(k1, (CONTROL_TOKENS, width))
+        self.mlp_in = Linear(features, width, std=0.02, key=k2)
+        self.mlp_out = Linear(width, width, std=0.02, key=k3)
+
+    def __call__(self, scalar: Float[Array, ""]) -> Float[Array, "n D"]:
+        half = self.mlp_in.weight.shape[0] // 2
+        angles = scalar * 10_000 ** (-jnp.arange(half) / half)
+        features = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)]).astype(self.tokens.dtype)
+        return self.tokens + self.mlp_out(jax.nn.silu(self.mlp_in(features)))
+
+
+def rope_angles(length: int, head_dim: int) -> Rope:
+    """Rotations for text positions 0…L−1; the control tokens before them are not rotated."""
+    frequencies = 10_000 ** (-jnp.arange(0, head_dim, 2) / head_dim)
+    positions = jnp.concatenate([jnp.zeros(3 * CONTROL_TOKENS), jnp.arange(length)])
+    angles = positions[:, None] * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(q: Float[Array, "T heads d"], rope: Rope) -> Float[Array, "T heads d"]:
+    cos, sin = (r[:, None, :].astype(q.dtype) for r in rope)
+    even, odd = q[..., 0::2], q[..., 1::2]
+    return rearrange([even * cos - odd * sin, odd * cos + even * sin], "pair T heads half -> T heads (half pair)")
+
+
+class Attention(eqx.Module):
+    """Bidirectional self-attention with qk-norm and RoPE. Padding is attended to, as in the released code."""
+
+    qkv: Linear
+    q_norm: RMSNorm
+    k_norm: RMSNorm
+    out: Linear
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        k1, k2 = jax.random.split(key)
+        self.qkv = Linear(width, 3 * width, key=k1)
+        self.q_norm = RMSNorm(width // heads)
+        self.k_norm = RMSNorm(width // heads)
+        self.out = Linear(width, width, key=k2)
+        self.heads = heads
+
+    def __call__(self, h: Float[Array, "T D"], rope: Rope) -> Float[Array, "T D"]:
+        q, k, v = rearrange(self.qkv(h), "T (qkv heads d) -> qkv T heads d", qkv=3, heads=self.heads)
+        q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
+        return self.out(rearrange(jax.nn.dot_product_attention(q, k, v), "T heads d -> T (heads d)"))
+
+
+class SwiGLU(eqx.Module):
+    gate_up: Linear
+    down: Linear
+
+    def __init__(self, width: int, *, key: PRNGKeyArray):
+        k1, k2 = jax.random.split(key)
+        inner = int(4 * width * 2 / 3)
+        self.gate_up = Linear(width, 2 * inner, key=k1)
+        self.down = Linear(inner, width, key=k2)
+
+    def __call__(self, h: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        gate, up = jnp.split(self.gate_up(h), 2, axis=-1)
+        return self.down(jax.nn.silu(gate) * up)
+
+
+class Block(eqx.Module):
+    norm1: RMSNorm
+    attend: Attention
+    norm2: RMSNorm
+    mlp: SwiGLU
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        k1, k2 = jax.random.split(key)
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        self.attend = Attention(width, heads, key=k1)
+        self.mlp = SwiGLU(width, key=k2)
+
+    def __call__(self, h: Float[Array, "T D"], rope: Rope) -> Float[Array, "T D"]:
+        h = h + self.attend(self.norm1(h), rope)
+        return h + self.mlp(self.norm2(h))
+
+
+class ELF(eqx.Module):
+    self_cond: Linear  # [z, x_prev] -> embedding
+    squeeze: Linear  # embedding -> bottleneck
+    expand: Linear  # bottleneck -> hidden
+    time: ScalarTokens
+    guidance: ScalarTokens
+    mode: Float[Array, "n D"]
+    blocks: Block  # every leaf stacked over depth
+    x_norm: RMSNorm
+    x_head: Linear  # hidden -> embedding
+    decode_head: Linear  # hidden -> embedding
+    unembed: Linear  # embedding -> vocabulary; the paper's W
+    depth: int = eqx.field(static=True)
+    unroll: bool = eqx.field(static=True)
+    remat: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        depth: int,
+        width: int,
+        heads: int,
+        *,
+        vocab: int,
+        embedding: int,
+        bottleneck: int,
+        unroll: bool = False,
+        remat: bool = False,
+        key: PRNGKeyArray,
+    ):
+        """`unroll` trades compile time for speed (it pays on CPU), `remat` time for memory."""
+        keys = jax.random.split(key, 10)
+        self.self_cond = Linear(2 * embedding, embedding, key=keys[0])
+        self.squeeze = Linear(embedding, bottleneck, bias=False, key=keys[1])
+        self.expand = Linear(bottleneck, width, key=keys[2])
+        self.time = ScalarTokens(width, key=keys[3])
+        self.guidance = ScalarTokens(width, key=keys[4])
+        self.mode = 0.02 * jax.random.normal(keys[5], (CONTROL_TOKENS, width))
+        self.blocks = eqx.filter_vmap(lambda k: Block(width, heads, key=k))(jax.random.split(keys[6], depth))
+        self.x_norm = RMSNorm(width)
+        self.x_head = Linear(width, embedding, std=0.0, key=keys[7])
+        self.decode_head = Linear(width, embedding, key=keys[8])
+        self.unembed = Linear(embedding, vocab, key=keys[9])
+        self.depth, self.unroll, self.remat = depth, unroll, remat
+
+    def trunk(
+        self,
+        z: Float[Array, "L E"],
+        x_prev: Float[Array, "L E"],
+        t: Float[Array, ""],
+        w: Float[Array, ""],
+        mode: Float[Array, ""],
+    ) -> Float[Array, "L D"]:
+        """Hidden states of the text positions. `mode` is 0 to denoise and 1 to decode."""
+        dtype = self.mode.dtype
+        h = self.expand(self.squeeze(self.self_cond(jnp.concatenate([z, x_prev], axis=-1).astype(dtype))))
+        control = [self.time(t), self.guidance(w), mode.astype(dtype) * self.mode]
+        rope = rope_angles(len(h), h.shape[-1] // self.blocks.attend.heads)
+
+        def layer(h, block):
+            return block(h, rope), None
+
+        h = jnp.concatenate([*control, h])
+        layer = jax.checkpoint(layer) if self.remat else layer
+        h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.depth if self.unroll else 1)
+        return h[3 * CONTROL_TOKENS :]
+
+    def predict(self, h: Float[Array, "L D"]) -> Float[Array, "L E"]:
+        """Hidden states to the clean-embedding prediction x_hat."""
+        return self.x_head(self.x_norm(h)).astype(jnp.float32)
+
+    def logits(self, h: Float[Array, "L D"]) -> Float[Array, "L V"]:
+        """Hidden states to token logits. Released heads are two layers; the paper writes them as one matrix W."""
+        return self.unembed(jax.nn.gelu(self.decode_head(h))).astype(jnp.float32)
+
+    def denoise(
+        self, z: Float[Array, "L E"], x_prev: Float[Array, "L E"], t: Float[Array, ""], w: Float[Array, ""]
+    ) -> Float[Array, "L E"]:
+        return self.predict(self.trunk(z, x_prev, t, w, jnp.asarray(DENOISE)))
+
+    def decode(self, z: Float[Array, "L E"], w: Float[Array, ""]) -> Float[Array, "L V"]:
+        return self.logits(self.trunk(z, jnp.zeros_like(z), jnp.ones(()), w, jnp.asarray(DECODE)))

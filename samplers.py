@@ -1,0 +1,128 @@
+"""From noise to tokens: time grids, ODE and SDE steps, one scan, one decode.
+
+    ts = logit_normal_grid(key, steps=64)
+    s = sample(model, z0, ts, key, w=3.0, gamma=1.5)
+
+Guidance scales, γ, grids and keys are traced: sweeping them does not recompile. γ = 0 is the ODE.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from losses import logit_normal, velocity
+
+State = Float[Array, "N L E"]
+Denoiser = Callable[[State, State, Float[Array, ""]], State]  # (z, x_prev, t) -> x_hat
+Scalar = Float[Array, ""] | float
+
+
+def uniform_grid(steps: int) -> Float[Array, " T"]:
+    return jnp.linspace(0.0, 1.0, steps + 1)
+
+
+def logit_normal_grid(key: PRNGKeyArray, steps: int, mean: float = -1.5, std: float = 0.8) -> Float[Array, " T"]:
+    """Times drawn like the training times and sorted: small steps in the noise, large ones near the data."""
+    inner = jnp.sort(logit_normal(key, (steps - 1,), mean, std))
+    return jnp.concatenate([jnp.zeros(1), inner, jnp.ones(1)])
+
+
+def denoiser(model, w: Scalar) -> Denoiser:
+    """The network as a function of the state alone (Alg. 5)."""
+
+    def denoise(z, x_prev, t):
+        n = len(z)
+        return jax.vmap(model.denoise)(z, x_prev, jnp.full(n, t), jnp.full(n, w))
+
+    return denoise
+
+
+def prefix_denoiser(
+    model, w: Scalar, x: State, prefix: Bool[Array, "N L"], scale: Scalar, *, released: bool = False
+) -> Denoiser:
+    """Guidance by a clean prefix x of strength `scale`; both passes run as one batch.
+
+    The unconditional pass sees neither prefix nor self-conditioning. Released code keeps the latter.
+    """
+    denoise, given = denoiser(model, w), prefix[..., None]
+
+    def guided(z, x_prev, t):
+        z_cond, prev_cond = jnp.where(given, x, z), jnp.where(given, x, x_prev)
+        z_null, prev_null = jnp.where(given, 0.0, z), jnp.where(given | (not released), 0.0, x_prev)
+        z, x_prev = jnp.concatenate([z_cond, z_null]), jnp.concatenate([prev_cond, prev_null])
+        x_cond, x_null = jnp.split(denoise(z, x_prev, t), 2)
+        return jnp.where(given, x, x_null + scale * (x_cond - x_null))
+
+    return guided
+
+
+def step(
+    denoise: Denoiser,
+    z: State,
+    x_prev: State,
+    t: Scalar,
+    t_next: Scalar,
+    gamma: Scalar,
+    eps: State,
+    *,
+    released: bool = False,
+) -> tuple[State, State]:
+    """One step of Alg. 6: the SDE step, of which γ = 0 is the ODE step. `eps` has the scale of z at t = 0."""
+    alpha = jnp.clip(1 - gamma * (t_next - t), 0.0, 1.0)
+    z_back, t_back = alpha * z + (1 - alpha) * eps, alpha * t
+    x_hat = denoise(z_back, x_prev, t_back)
+    if released:  # Released code goes on from the re-noised state; the paper updates the original one.
+        z, t = z_back, t_back
+    v = velocity(x_hat, z, jnp.full(len(z), t), clip=0.0)
+    return z + (t_next - t) * v, x_hat
+
+
+def flow(
+    denoise: Denoiser,
+    z0: State,
+    ts: Float[Array, " T"],
+    gamma: Scalar,
+    key: PRNGKeyArray,
+    *,
+    noise_scale: Scalar = 2.0,
+    released: bool = False,
+) -> tuple[State, Float[Array, "S N L E"]]:
+    """z at t = 1, and the predictions x_hat along the way. The last step is an ODE step."""
+
+    def body(carry, inputs):
+        z, x_prev = carry
+        t, t_next, gamma, key = inputs
+        eps = noise_scale * jax.random.normal(key, z.shape)
+        z, x_hat = step(denoise, z, x_prev, t, t_next, gamma, eps, released=released)
+        return (z, x_hat), x_hat
+
+    steps = len(ts) - 1
+    gammas = jnp.full(steps, gamma).at[-1].set(0.0)
+    carry = (z0, jnp.zeros_like(z0))
+    (z, _), path = jax.lax.scan(body, carry, (ts[:-1], ts[1:], gammas, jax.random.split(key, steps)))
+    return z, path
+
+
+def decode(model, z: State, w: Scalar) -> Int[Array, "N L"]:
+    """The same network at t = 1, in decode mode; most likely tokens."""
+    return jnp.argmax(jax.vmap(model.decode)(z, jnp.full(len(z), w)), axis=-1)
+
+
+@partial(jax.jit, static_argnames="released")
+def sample(
+    model,
+    z0: State,
+    ts: Float[Array, " T"],
+    key: PRNGKeyArray,
+    *,
+    w: Scalar,
+    gamma: Scalar,
+    noise_scale: Scalar = 2.0,
+    released: bool = False,
+) -> Int[Array, "N L"]:
+    """Unconditional text (Alg. 5): noise z0 to tokens."""
+    z, _ = flow(denoiser(model, w), z0, ts, gamma, key, noise_scale=noise_scale, released=released)
+    return decode(model, z, w)

@@ -1,0 +1,138 @@
+"""The objective against the released numbers, and the claims the paper makes of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from losses import Batch, Draws, Slots, guidance_scale, mean_over, roles, slots, token_losses, velocity
+from pretrained import RELEASED_NAMES
+
+
+def read(g, *, decode):
+    """A golden file as arguments of `token_losses`: all rows in one branch, any row self-conditioned."""
+    n = len(g["t"])
+    dropped, prefix = g["drop"][:, None], g["cond_mask"] > 0
+    counts = ~prefix & ((g["valid_mask"] > 0) | (g["pad_counts"] > 0))
+    x = np.where((dropped & prefix)[..., None], 0, g["x"])
+    batch = Batch(jnp.asarray(g["ids"]), jnp.asarray(x), jnp.asarray(prefix), jnp.asarray(counts))
+    eps = jnp.asarray(g["decode_eps_unit" if decode else "eps_unit"])
+    self_cond = jnp.zeros(n, bool) if decode else jnp.asarray(g["self_cond"])
+    draws = Draws(jnp.asarray(g["t"]), jnp.asarray(g["p"]), jnp.asarray(g["w"]), eps, jnp.full(n, decode), self_cond)
+    scales = dict(noise_scale=float(g["noise_scale"]), decode_noise_scale=float(g["decode_noise_scale"]))
+    return batch, draws, Slots(n, n * decode, n * (not decode)), scales
+
+
+def loss_and_grad(model, batch, draws, slots, scales):
+    def loss(model):
+        return mean_over(batch.counts, token_losses(model, batch, draws, slots, **scales))
+
+    return jax.jit(jax.value_and_grad(loss))(model)
+
+
+def norm(tree):
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+
+
+@pytest.mark.parametrize(
+    "file, branch",
+    [
+        ("losses_uncond", "denoise"),
+        ("losses_uncond", "decode"),
+        ("losses_late_t", "denoise"),
+        ("losses_late_t", "decode"),
+        ("losses_cond_pad", "denoise"),
+        ("losses_cond_drop", "denoise"),
+    ],
+)
+def test_losses_and_gradients_match_the_released_ones(golden, golden_model, file, branch):
+    g = golden(file)
+    value, grad = loss_and_grad(golden_model, *read(g, decode=branch == "decode"))
+    assert_allclose(value, g[f"{branch}_loss"], rtol=1e-4)
+    if f"{branch}_grad_norm" in g.files:
+        assert_allclose(norm(grad), g[f"{branch}_grad_norm"], rtol=1e-3)
+    leaves = {jax.tree_util.keystr(k, simple=True, separator="."): v for k, v in jax.tree_util.tree_leaves_with_path(grad)}
+    ours = {name.format(0): leaves[k][0] if "{}" in name else leaves[k] for k, name in RELEASED_NAMES.items()}
+    for key in (k for k in g.files if k.startswith(f"{branch}_grad/")):
+        expected = g[key]
+        actual = np.reshape(ours[key.split("/", 1)[1]], expected.shape)
+        assert np.linalg.norm(actual - expected) <= 1e-3 * np.linalg.norm(expected) + 1e-7, key
+
+
+@pytest.fixture(scope="module")
+def mixed(golden):
+    """A batch of 8 rows in both branches, in their slots."""
+    g = golden("losses_uncond")
+    batch, draws, _, scales = read(g, decode=False)
+    grow = lambda a: jnp.concatenate([a, a[:2]])  # noqa: E731
+    batch, draws = jax.tree.map(grow, (batch, draws))
+    rows = jnp.arange(8)
+    return batch, draws._replace(decode=rows < 2, self_cond=rows > 4), Slots(8, 2, 4), scales
+
+
+def test_a_mixed_batch_is_its_branches_put_together(golden_model, mixed):
+    """Slots save work but change nothing: every row's loss equals what it costs with all rows in all slots."""
+    batch, draws, _, scales = mixed
+    together = token_losses(golden_model, *mixed[:3], **scales)
+    everywhere = token_losses(golden_model, batch, draws, Slots(8, 8, 8), **scales)
+    small_groups = token_losses(golden_model, batch, draws, Slots(1, 1, 1), **scales)
+    assert_allclose(together, everywhere, rtol=1e-5, atol=1e-6)
+    assert_allclose(together, small_groups, rtol=1e-5, atol=1e-6)
+
+
+def test_positions_that_do_not_count_change_neither_loss_nor_gradient(golden_model, mixed):
+    batch, draws, where, scales = mixed
+    counts = jnp.ones_like(batch.counts).at[:, 12:].set(False)
+
+    def run(s):
+        return loss_and_grad(golden_model, batch._replace(s=s, counts=counts), draws, where, scales)
+
+    one, other = run(batch.s), run(batch.s.at[:, 12:].set(7))
+    jax.tree.map(assert_allclose, one, other)
+
+
+def test_the_guided_target_carries_no_gradient(golden_model, mixed):
+    """With w = 1 the guided target is the plain one, so neither pass behind it may leave a trace in the gradient."""
+    batch, draws, where, scales = mixed
+    plain = draws._replace(w=jnp.ones(8))
+
+    def guided(model):
+        return mean_over(batch.counts, token_losses(model, batch, plain, where, **scales))
+
+    def by_hand(model):
+        """Rows 5 to 7 and the rest apart, target v, self-conditioning under stop-gradient."""
+        z = plain.t[:, None, None] * batch.x + (1 - plain.t[:, None, None]) * 2.0 * plain.eps
+        null = jax.vmap(model.denoise)(z, jnp.zeros_like(z), plain.t, plain.w)
+        prev = jnp.where(plain.self_cond[:, None, None], jax.lax.stop_gradient(null), 0)
+        x_hat = jax.vmap(model.denoise)(z, prev, plain.t, plain.w)
+        error = jnp.mean((velocity(x_hat, z, plain.t) - velocity(batch.x, z, plain.t)) ** 2, axis=-1)
+        return jnp.sum(jnp.where(plain.decode[:, None], 0, error) * batch.counts) / jnp.sum(batch.counts)
+
+    def only_denoise(model):
+        losses = token_losses(model, batch, plain, where, **scales)
+        return jnp.sum(jnp.where(plain.decode[:, None], 0, losses) * batch.counts) / jnp.sum(batch.counts)
+
+    assert jnp.isfinite(guided(golden_model))
+    close = lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=1e-6)  # noqa: E731
+    jax.tree.map(close, jax.grad(only_denoise)(golden_model), jax.grad(by_hand)(golden_model))
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+@pytest.mark.parametrize("p_decode, p_self_cond", [(0.2, 0.5), (0.9, 0.5), (0.5, 1.0), (0.0, 0.5), (1.0, 0.5)])
+def test_roles_have_the_asked_shares_and_stay_in_their_slots(group, p_decode, p_self_cond):
+    n = 40_000
+    decode, self_cond = roles(jax.random.key(0), n, group, p_decode, p_self_cond)
+    assert not jnp.any(decode & self_cond)
+    assert_allclose(jnp.mean(decode), p_decode, atol=0.01)
+    assert_allclose(jnp.mean(self_cond), (1 - p_decode) * p_self_cond, atol=0.01)
+    where = slots(group, p_decode, p_self_cond)
+    row = jnp.arange(n) % group
+    assert not jnp.any(decode & (row >= where.decode))
+    assert not jnp.any(self_cond & (row < group - where.self_cond))
+
+
+def test_guidance_scales_span_their_range_and_favour_small_ones():
+    w = guidance_scale(jax.random.key(0), 20_000, 0.5, 5.0)
+    assert w.min() >= 0.5 and w.max() <= 5.0
+    assert_allclose(jnp.median(w), 1.5 * 4**0.5 - 1, rtol=0.02)  # half of the mass below w = 2
