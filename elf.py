@@ -1,6 +1,6 @@
 """The ELF network: one transformer that denoises embeddings and, at t = 1, decodes them to tokens.
 
-Everything is unbatched: a sequence of L embeddings of width E goes in, `jax.vmap` adds the batch.
+A sequence of L embeddings of width E goes in, alone or with batch axes before it (`*n`).
 
     model = ELF(**SIZES["elf-b"], vocab=32_100, embedding=512, bottleneck=128, key=key)
     x_hat  = model.denoise(z, x_prev, t, w)   # clean-embedding prediction, any t
@@ -40,9 +40,10 @@ class Linear(eqx.Module):
         self.weight = init(key, (n_in, n_out))
         self.bias = jnp.zeros(n_out) if bias else None
 
-    def __call__(self, h: Float[Array, "*lead n_in"]) -> Float[Array, "*lead n_out"]:
-        h = h @ self.weight
-        return h if self.bias is None else h + self.bias
+    def __call__(self, h: Float[Array, "*n n_in"]) -> Float[Array, "*n n_out"]:
+        lead = h.shape[:-1]
+        h = h.reshape(-1, h.shape[-1]) @ self.weight  # One matrix product: its gradient is too, which pays on CPU.
+        return (h if self.bias is None else h + self.bias).reshape(*lead, -1)
 
 
 class RMSNorm(eqx.Module):
@@ -60,7 +61,7 @@ class RMSNorm(eqx.Module):
 class ScalarTokens(eqx.Module):
     """Control tokens that carry a number: learned vectors plus the number's sinusoidal embedding."""
 
-    tokens: Float[Array, "n D"]
+    tokens: Float[Array, "C D"]
     mlp_in: Linear
     mlp_out: Linear
 
@@ -70,11 +71,11 @@ class ScalarTokens(eqx.Module):
         self.mlp_in = Linear(features, width, std=0.02, key=k2)
         self.mlp_out = Linear(width, width, std=0.02, key=k3)
 
-    def __call__(self, scalar: Float[Array, ""]) -> Float[Array, "n D"]:
+    def __call__(self, scalar: Float[Array, "*n"]) -> Float[Array, "*n C D"]:
         half = self.mlp_in.weight.shape[0] // 2
-        angles = scalar * 10_000 ** (-jnp.arange(half) / half)
-        features = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)]).astype(self.tokens.dtype)
-        return self.tokens + self.mlp_out(jax.nn.silu(self.mlp_in(features)))
+        angles = scalar[..., None] * 10_000 ** (-jnp.arange(half) / half)
+        features = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1).astype(self.tokens.dtype)
+        return self.tokens + self.mlp_out(jax.nn.silu(self.mlp_in(features)))[..., None, :]
 
 
 def rope_angles(length: int, head_dim: int) -> Rope:
@@ -85,10 +86,10 @@ def rope_angles(length: int, head_dim: int) -> Rope:
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(q: Float[Array, "T heads d"], rope: Rope) -> Float[Array, "T heads d"]:
+def rotate(q: Float[Array, "*n T heads d"], rope: Rope) -> Float[Array, "*n T heads d"]:
     cos, sin = (r[:, None, :].astype(q.dtype) for r in rope)
     even, odd = q[..., 0::2], q[..., 1::2]
-    return rearrange([even * cos - odd * sin, odd * cos + even * sin], "pair T heads half -> T heads (half pair)")
+    return rearrange([even * cos - odd * sin, odd * cos + even * sin], "pair ... half -> ... (half pair)")
 
 
 class Attention(eqx.Module):
@@ -108,10 +109,10 @@ class Attention(eqx.Module):
         self.out = Linear(width, width, key=k2)
         self.heads = heads
 
-    def __call__(self, h: Float[Array, "T D"], rope: Rope) -> Float[Array, "T D"]:
-        q, k, v = rearrange(self.qkv(h), "T (qkv heads d) -> qkv T heads d", qkv=3, heads=self.heads)
+    def __call__(self, h: Float[Array, "*n T D"], rope: Rope) -> Float[Array, "*n T D"]:
+        q, k, v = rearrange(self.qkv(h), "... (qkv heads d) -> qkv ... heads d", qkv=3, heads=self.heads)
         q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
-        return self.out(rearrange(jax.nn.dot_product_attention(q, k, v), "T heads d -> T (heads d)"))
+        return self.out(rearrange(jax.nn.dot_product_attention(q, k, v), "... heads d -> ... (heads d)"))
 
 
 class SwiGLU(eqx.Module):
@@ -124,7 +125,7 @@ class SwiGLU(eqx.Module):
         self.gate_up = Linear(width, 2 * inner, key=k1)
         self.down = Linear(inner, width, key=k2)
 
-    def __call__(self, h: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    def __call__(self, h: Float[Array, "*n T D"]) -> Float[Array, "*n T D"]:
         gate, up = jnp.split(self.gate_up(h), 2, axis=-1)
         return self.down(jax.nn.silu(gate) * up)
 
@@ -141,7 +142,7 @@ class Block(eqx.Module):
         self.attend = Attention(width, heads, key=k1)
         self.mlp = SwiGLU(width, key=k2)
 
-    def __call__(self, h: Float[Array, "T D"], rope: Rope) -> Float[Array, "T D"]:
+    def __call__(self, h: Float[Array, "*n T D"], rope: Rope) -> Float[Array, "*n T D"]:
         h = h + self.attend(self.norm1(h), rope)
         return h + self.mlp(self.norm2(h))
 
@@ -152,7 +153,7 @@ class ELF(eqx.Module):
     expand: Linear  # bottleneck -> hidden
     time: ScalarTokens
     guidance: ScalarTokens
-    mode: Float[Array, "n D"]
+    mode: Float[Array, "C D"]
     blocks: Block  # every leaf stacked over depth
     x_norm: RMSNorm
     x_head: Linear  # hidden -> embedding
@@ -192,38 +193,38 @@ class ELF(eqx.Module):
 
     def trunk(
         self,
-        z: Float[Array, "L E"],
-        x_prev: Float[Array, "L E"],
-        t: Float[Array, ""],
-        w: Float[Array, ""],
-        mode: Float[Array, ""],
-    ) -> Float[Array, "L D"]:
+        z: Float[Array, "*n L E"],
+        x_prev: Float[Array, "*n L E"],
+        t: Float[Array, "*n"],
+        w: Float[Array, "*n"],
+        mode: Float[Array, "*n"],
+    ) -> Float[Array, "*n L D"]:
         """Hidden states of the text positions. `mode` is 0 to denoise and 1 to decode."""
         dtype = self.mode.dtype
         h = self.expand(self.squeeze(self.self_cond(jnp.concatenate([z, x_prev], axis=-1).astype(dtype))))
-        control = [self.time(t), self.guidance(w), mode.astype(dtype) * self.mode]
-        rope = rope_angles(len(h), h.shape[-1] // self.blocks.attend.heads)
+        control = [self.time(t), self.guidance(w), mode.astype(dtype)[..., None, None] * self.mode]
+        rope = rope_angles(h.shape[-2], h.shape[-1] // self.blocks.attend.heads)
 
         def layer(h, block):
             return block(h, rope), None
 
-        h = jnp.concatenate([*control, h])
+        h = jnp.concatenate([*control, h], axis=-2)
         layer = jax.checkpoint(layer) if self.remat else layer
         h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.depth if self.unroll else 1)
-        return h[3 * CONTROL_TOKENS :]
+        return h[..., 3 * CONTROL_TOKENS :, :]
 
-    def predict(self, h: Float[Array, "L D"]) -> Float[Array, "L E"]:
+    def predict(self, h: Float[Array, "*n L D"]) -> Float[Array, "*n L E"]:
         """Hidden states to the clean-embedding prediction x_hat."""
         return self.x_head(self.x_norm(h)).astype(jnp.float32)
 
-    def logits(self, h: Float[Array, "L D"]) -> Float[Array, "L V"]:
+    def logits(self, h: Float[Array, "*n L D"]) -> Float[Array, "*n L V"]:
         """Hidden states to token logits. Released heads are two layers; the paper writes them as one matrix W."""
         return self.unembed(jax.nn.gelu(self.decode_head(h))).astype(jnp.float32)
 
     def denoise(
-        self, z: Float[Array, "L E"], x_prev: Float[Array, "L E"], t: Float[Array, ""], w: Float[Array, ""]
-    ) -> Float[Array, "L E"]:
-        return self.predict(self.trunk(z, x_prev, t, w, jnp.asarray(DENOISE)))
+        self, z: Float[Array, "*n L E"], x_prev: Float[Array, "*n L E"], t: Float[Array, "*n"], w: Float[Array, "*n"]
+    ) -> Float[Array, "*n L E"]:
+        return self.predict(self.trunk(z, x_prev, t, w, jnp.full_like(t, DENOISE)))
 
-    def decode(self, z: Float[Array, "L E"], w: Float[Array, ""]) -> Float[Array, "L V"]:
-        return self.logits(self.trunk(z, jnp.zeros_like(z), jnp.ones(()), w, jnp.asarray(DECODE)))
+    def decode(self, z: Float[Array, "*n L E"], w: Float[Array, "*n"]) -> Float[Array, "*n L V"]:
+        return self.logits(self.trunk(z, jnp.zeros_like(z), jnp.ones_like(w), w, jnp.full_like(w, DECODE)))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from einops import rearrange
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 MIN_REMAINING = 0.05  # Released code clips 1 - t here, for prediction and target alike; the paper does not say.
 
@@ -50,13 +50,13 @@ class Slots(NamedTuple):
     self_cond: int
 
 
-def logit_normal(key: PRNGKeyArray, shape: tuple[int, ...], mean: float, std: float) -> Float[Array, "..."]:
-    return jax.nn.sigmoid(mean + std * jax.random.normal(key, shape))
+def logit_normal(normal: Float[Array, "*s"], mean: float, std: float) -> Float[Array, "*s"]:
+    """Standard normal draws to times in (0, 1)."""
+    return jax.nn.sigmoid(mean + std * normal)
 
 
-def guidance_scale(key: PRNGKeyArray, n: int, low: float, high: float) -> Float[Array, " n"]:
-    """w in [low, high], 1 + w log-uniform: the released form of the paper's power distribution."""
-    u = jax.random.uniform(key, (n,))
+def guidance_scale(u: Float[Array, "*s"], low: float, high: float) -> Float[Array, "*s"]:
+    """Uniform draws to w in [low, high], 1 + w log-uniform: the released form of the paper's power distribution."""
     return (1 + low) * ((1 + high) / (1 + low)) ** u - 1
 
 
@@ -66,18 +66,16 @@ def slots(n: int, p_decode: float, p_self_cond: float) -> Slots:
     return Slots(group, math.ceil(group * p_decode), math.ceil(group * (1 - p_decode) * p_self_cond))
 
 
-def roles(
-    key: PRNGKeyArray, n: int, group: int, p_decode: float, p_self_cond: float
-) -> tuple[Bool[Array, " N"], Bool[Array, " N"]]:
+def roles(u: Float[Array, " N"], group: int, p_decode: float, p_self_cond: float) -> tuple[Bool[Array, " N"], Bool[Array, " N"]]:
     """Which rows decode and which are self-conditioned: shares of p_decode and (1 - p_decode) p_self_cond in expectation.
 
     Rows of a batch are exchangeable, so the roles need not be independent coins. Each fills its group from one end: as many
     whole rows as its share holds, and one more with the probability of what is left. Static slots then bound the work.
+    One uniform draw serves both roles, as their probabilities in a row never exceed 1 together.
     """
-    row = jnp.arange(n) % group
+    row = jnp.arange(len(u)) % group
     decode = jnp.clip(group * p_decode - row, 0, 1)
     self_cond = jnp.clip(group * (1 - p_decode) * p_self_cond - (group - 1 - row), 0, 1)
-    u = jax.random.uniform(key, (n,))  # One u serves both: the two probabilities of a row never exceed 1 together.
     return u < decode, u >= 1 - self_cond
 
 
@@ -141,18 +139,18 @@ def token_losses(
     null = jnp.where((batch.prefix & ~decode)[..., None], batch.x, 0.0)
 
     z_sc, null_sc, t_sc, w_sc = (take(a, last) for a in (z, null, t, draws.w))
-    x_null = jax.lax.stop_gradient(jax.vmap(model.denoise)(z_sc, null_sc, t_sc, w_sc))
+    x_null = jax.lax.stop_gradient(model.denoise(z_sc, null_sc, t_sc, w_sc))
     x_null = jnp.where(take(batch.prefix, last)[..., None], null_sc, x_null)
     self_cond = draws.self_cond[:, None, None]
     x_prev = jnp.where(self_cond, put(x_null, last), null)
 
-    h = jax.vmap(model.trunk)(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
-    v_hat = velocity(jax.vmap(model.predict)(h), z, t)
+    h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
+    v_hat = velocity(model.predict(h), z, t)
     v = velocity(batch.x, z, t)
     v_null = velocity(put(x_null, last), z, t)
     v_target = jnp.where(self_cond, guided_target(v, v_hat, v_null, draws.w), v)
 
-    ce = decode_loss(jax.vmap(model.logits)(take(h, first)), take(batch.s, first))
+    ce = decode_loss(model.logits(take(h, first)), take(batch.s, first))
     return jnp.where(decode, put(ce, first), denoise_loss(v_hat, v_target))
 
 

@@ -26,7 +26,7 @@ def uniform_grid(steps: int) -> Float[Array, " T"]:
 
 def logit_normal_grid(key: PRNGKeyArray, steps: int, mean: float = -1.5, std: float = 0.8) -> Float[Array, " T"]:
     """Times drawn like the training times and sorted: small steps in the noise, large ones near the data."""
-    inner = jnp.sort(logit_normal(key, (steps - 1,), mean, std))
+    inner = jnp.sort(logit_normal(jax.random.normal(key, (steps - 1,)), mean, std))
     return jnp.concatenate([jnp.zeros(1), inner, jnp.ones(1)])
 
 
@@ -35,14 +35,12 @@ def denoiser(model, w: Scalar) -> Denoiser:
 
     def denoise(z, x_prev, t):
         n = len(z)
-        return jax.vmap(model.denoise)(z, x_prev, jnp.full(n, t), jnp.full(n, w))
+        return model.denoise(z, x_prev, jnp.full(n, t), jnp.full(n, w))
 
     return denoise
 
 
-def prefix_denoiser(
-    model, w: Scalar, x: State, prefix: Bool[Array, "N L"], scale: Scalar, *, released: bool = False
-) -> Denoiser:
+def prefix_denoiser(model, w: Scalar, x: State, prefix: Bool[Array, "N L"], scale: Scalar, *, released: bool = False) -> Denoiser:
     """Guidance by a clean prefix x of strength `scale`; both passes run as one batch.
 
     The unconditional pass sees neither prefix nor self-conditioning. Released code keeps the latter.
@@ -108,7 +106,7 @@ def flow(
 
 def decode(model, z: State, w: Scalar) -> Int[Array, "N L"]:
     """The same network at t = 1, in decode mode; most likely tokens."""
-    return jnp.argmax(jax.vmap(model.decode)(z, jnp.full(len(z), w)), axis=-1)
+    return jnp.argmax(model.decode(z, jnp.full(len(z), w)), axis=-1)
 
 
 @partial(jax.jit, static_argnames="released")

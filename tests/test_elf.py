@@ -8,8 +8,8 @@ from elf import ELF, SIZES
 
 def test_denoise_and_decode_match_the_released_network(golden, golden_model):
     g = golden("forward")
-    x_hat = jax.vmap(golden_model.denoise)(g["z"], g["x_hat_prev"], g["t"], g["w"])
-    logits = jax.vmap(golden_model.decode)(g["z"], g["w"])
+    x_hat = golden_model.denoise(*(jnp.asarray(g[k]) for k in ("z", "x_hat_prev", "t", "w")))
+    logits = golden_model.decode(jnp.asarray(g["z"]), jnp.asarray(g["w"]))
     assert_allclose(x_hat, g["denoise_x_hat"], atol=1e-4)
     assert_allclose(logits, g["decode_logits"], atol=1e-4)
 

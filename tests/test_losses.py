@@ -103,9 +103,9 @@ def test_the_guided_target_carries_no_gradient(golden_model, mixed):
     def by_hand(model):
         """Rows 5 to 7 and the rest apart, target v, self-conditioning under stop-gradient."""
         z = plain.t[:, None, None] * batch.x + (1 - plain.t[:, None, None]) * 2.0 * plain.eps
-        null = jax.vmap(model.denoise)(z, jnp.zeros_like(z), plain.t, plain.w)
+        null = model.denoise(z, jnp.zeros_like(z), plain.t, plain.w)
         prev = jnp.where(plain.self_cond[:, None, None], jax.lax.stop_gradient(null), 0)
-        x_hat = jax.vmap(model.denoise)(z, prev, plain.t, plain.w)
+        x_hat = model.denoise(z, prev, plain.t, plain.w)
         error = jnp.mean((velocity(x_hat, z, plain.t) - velocity(batch.x, z, plain.t)) ** 2, axis=-1)
         return jnp.sum(jnp.where(plain.decode[:, None], 0, error) * batch.counts) / jnp.sum(batch.counts)
 
@@ -122,7 +122,7 @@ def test_the_guided_target_carries_no_gradient(golden_model, mixed):
 @pytest.mark.parametrize("p_decode, p_self_cond", [(0.2, 0.5), (0.9, 0.5), (0.5, 1.0), (0.0, 0.5), (1.0, 0.5)])
 def test_roles_have_the_asked_shares_and_stay_in_their_slots(group, p_decode, p_self_cond):
     n = 40_000
-    decode, self_cond = roles(jax.random.key(0), n, group, p_decode, p_self_cond)
+    decode, self_cond = roles(jax.random.uniform(jax.random.key(0), (n,)), group, p_decode, p_self_cond)
     assert not jnp.any(decode & self_cond)
     assert_allclose(jnp.mean(decode), p_decode, atol=0.01)
     assert_allclose(jnp.mean(self_cond), (1 - p_decode) * p_self_cond, atol=0.01)
@@ -133,6 +133,6 @@ def test_roles_have_the_asked_shares_and_stay_in_their_slots(group, p_decode, p_
 
 
 def test_guidance_scales_span_their_range_and_favour_small_ones():
-    w = guidance_scale(jax.random.key(0), 20_000, 0.5, 5.0)
+    w = guidance_scale(jax.random.uniform(jax.random.key(0), (20_000,)), 0.5, 5.0)
     assert w.min() >= 0.5 and w.max() <= 5.0
     assert_allclose(jnp.median(w), 1.5 * 4**0.5 - 1, rtol=0.02)  # half of the mass below w = 2

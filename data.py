@@ -1,0 +1,213 @@
+"""Text to tokens, tokens to fixed-length rows, rows to batches, batches to clean embeddings x."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+import grammar
+from errors import Refused
+from grammar import STORIES, Grammar
+from losses import Batch
+from pretrained import T5Encoder, load_t5, save_t5
+from scratch import train_encoder
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorch is missing, which is how we want it.
+
+SENTINELS = 8
+GRAMMARS = {"stories": STORIES}
+
+
+class Rows(NamedTuple):
+    """Token rows: a condition of `prefix` tokens (or none), the text up to `length`, then padding by EOS."""
+
+    s: Int[np.ndarray | Array, "N L"]
+    length: Int[np.ndarray | Array, " N"]
+    prefix: Int[np.ndarray | Array, " N"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    rows: Rows
+    tokenizer: Any
+    held_out: list[str]
+    """Texts that are not trained on, to compare samples with."""
+    rules: Grammar | None = None
+    """The true distribution, where it is known."""
+
+    def digest(self) -> str:
+        """A name for the content of the rows."""
+        return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in self.rows)).hexdigest()[:16]
+
+
+def batch_rows(rows: Rows, size: int, seed: int, step: int) -> Rows:
+    """The batch of a step, a function of (seed, step) alone: every epoch is one shuffled pass."""
+    epoch, k = divmod(step, len(rows.s) // size)
+    chosen = shuffled(len(rows.s), seed, epoch)[k * size : (k + 1) * size]
+    return Rows(*(a[chosen] for a in rows))
+
+
+@lru_cache(maxsize=2)
+def shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def word_tokenizer(texts: Sequence[str]):
+    """One token a word, in the interface (and file format) of the Hugging Face tokenizers."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = sorted({word for text in texts for word in grammar.split(text)})
+    special = [f"<extra_id_{i}>" for i in range(SENTINELS)]
+    vocab = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words, *special])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)  # joins words by spaces, but not before a full stop
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=special,
+    )
+
+
+def pad_rows(texts: Sequence[list[int]], length: int, eos: int) -> Rows:
+    """One text a row, ended and padded by EOS; texts that do not fit are an error."""
+    longest = max(map(len, texts)) + 1
+    if longest > length:
+        raise Refused(f"a text of {longest} tokens (EOS included) does not fit into rows of {length}: raise --length")
+    s = np.full((len(texts), length), eos, np.int32)
+    for row, tokens in zip(s, texts, strict=True):
+        row[: len(tokens)] = tokens
+    lengths = np.array([len(tokens) + 1 for tokens in texts], np.int32)
+    return Rows(s, lengths, np.zeros_like(lengths))
+
+
+def pack_rows(texts: Sequence[list[int]], length: int, eos: int) -> Rows:
+    """Texts end to end, EOS after each, cut into full rows; the incomplete last row is left out."""
+    stream = np.concatenate([np.array([*tokens, eos], np.int32) for tokens in texts])
+    s = stream[: len(stream) // length * length].reshape(-1, length)
+    return Rows(s, np.full(len(s), length, np.int32), np.zeros(len(s), np.int32))
+
+
+def grammar_corpus(name: str, length: int, *, size: int = 100_000, held_out: int = 2_000) -> Corpus:
+    """An embedded corpus. It is the same everywhere: the seeds are part of what it is."""
+    rules = GRAMMARS[name]
+    texts = grammar.write(rules, size, seed=1)
+    tokenizer = word_tokenizer(texts)
+    rows = pad_rows(tokenizer(texts)["input_ids"], length, tokenizer.eos_token_id)
+    return Corpus(rows, tokenizer, grammar.write(rules, held_out, seed=2), rules)
+
+
+@cache
+def load_corpus(name: str, length: int) -> Corpus:
+    if name in GRAMMARS:
+        return grammar_corpus(name, length)
+    raise Refused(f"--data {name}: unknown corpus; known are {', '.join(GRAMMARS)}")
+
+
+def texts_of(tokens: Int[np.ndarray, "N L"], tokenizer) -> list[str]:
+    """Token rows as text, cut at the first EOS."""
+    eos = tokenizer.eos_token_id
+    ends = [int(np.argmax(row == eos)) if np.any(row == eos) else len(row) for row in tokens]
+    return tokenizer.batch_decode([row[:end] for row, end in zip(tokens, ends, strict=True)])
+
+
+def encoder_mask(length: Int[Array, " N"], prefix: Int[Array, " N"], drop: Bool[Array, " N"], width: int) -> Bool[Array, "N L L"]:
+    """Who sees whom in the encoder: the prefix itself only, all others every valid token; padding is seen by none.
+
+    In rows whose condition is dropped, the text does not see the prefix either.
+    """
+    position = jnp.arange(width)
+    valid, in_prefix = position < length[:, None], position < prefix[:, None]
+    seen = valid & ~(in_prefix & drop[:, None])
+    return jnp.where(in_prefix[:, :, None], in_prefix[:, None, :], seen[:, None, :])
+
+
+class Embedder(eqx.Module):
+    """A frozen encoder and the statistics that bring its output to mean 0 and variance 1."""
+
+    encoder: T5Encoder
+    mean: Float[Array, " E"]
+    std: Float[Array, " E"]
+
+    def __call__(self, rows: Rows, drop: Bool[Array, " N"]) -> Batch:
+        """Rows with their embeddings; a dropped condition is zeros. Padding counts: EOS has to be learned."""
+        sees = encoder_mask(rows.length, rows.prefix, drop, rows.s.shape[1])
+        x = (self.encoder(rows.s, sees).astype(jnp.float32) - self.mean) / self.std
+        prefix = jnp.arange(rows.s.shape[1]) < rows.prefix[:, None]
+        x = jnp.where((prefix & drop[:, None])[..., None], 0.0, x)
+        return Batch(rows.s, jax.lax.stop_gradient(x), prefix, ~prefix)
+
+
+def make_embedder(encoder: T5Encoder, rows: Rows, *, sample: int = 4096, chunk: int = 256) -> Embedder:
+    """Channel-wise statistics over the text tokens of the first rows, padding included where it is trained on."""
+    width = encoder.embed.shape[1]
+    raw = Embedder(encoder, jnp.zeros(width), jnp.ones(width))
+    sums, count = np.zeros((2, width)), 0
+
+    @jax.jit
+    def moments(raw, part):
+        x = raw(part, jnp.zeros(len(part.s), bool)).x
+        return jnp.stack([x.sum((0, 1)), (x**2).sum((0, 1))])
+
+    for start in range(0, min(sample, len(rows.s)) // chunk * chunk or len(rows.s), chunk):
+        part = Rows(*(jnp.asarray(a[start : start + chunk]) for a in rows))
+        sums += np.asarray(moments(raw, part), np.float64)
+        count += part.s.size
+    mean = sums[0] / count
+    std = np.sqrt(np.maximum(sums[1] / count - mean**2, 1e-12))
+    return Embedder(encoder, jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32))
+
+
+# The embedded encoder: small, but wide enough to keep every token apart.
+SCRATCH = dict(
+    model_type="t5",
+    d_model=128,
+    num_layers=2,
+    num_heads=4,
+    d_kv=32,
+    d_ff=256,
+    feed_forward_proj="gated-gelu",
+    relative_attention_num_buckets=32,
+    relative_attention_max_distance=128,
+)
+
+
+def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
+    """The encoder trained on this corpus, from the cache if it was trained before."""
+    config = SCRATCH | dict(vocab_size=len(corpus.tokenizer))
+    name = json.dumps([corpus.digest(), config, recipe], sort_keys=True)
+    directory = cache / f"encoder-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    if not directory.exists():
+        sentinels = [corpus.tokenizer.convert_tokens_to_ids(f"<extra_id_{i}>") for i in range(SENTINELS)]
+        text_lengths = corpus.rows.length - 1  # without EOS
+        eos = corpus.tokenizer.eos_token_id
+        encoder = train_encoder(corpus.rows.s, text_lengths, config, sentinels=sentinels, eos=eos, **recipe)
+        partial = directory.with_name(f"{directory.name}.{os.getpid()}")
+        save_t5(encoder, config, partial)
+        partial.rename(directory)
+    return load_t5(directory)
+
+
+def load_encoder(name: str, corpus: Corpus, cache: Path) -> T5Encoder:
+    """`scratch`, or the directory of a Hugging Face T5."""
+    if name == "scratch":
+        return scratch_encoder(corpus, cache, steps=1_200, batch=64, density=0.3)
+    if not (Path(name) / "config.json").exists():
+        raise Refused(f"--encoder {name}: no such directory with a config.json and model.safetensors")
+    encoder = load_t5(Path(name))
+    if len(encoder.embed) < len(corpus.tokenizer):
+        raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the tokenizer of the data {len(corpus.tokenizer)}")
+    return encoder

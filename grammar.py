@@ -1,0 +1,352 @@
+"""Embedded corpora that know their own probability: seeded grammars, written as programs that make choices.
+
+A grammar is a function of a `pen`, which it asks to `pick` among weighted options and to `say` words. A `Writer` rolls dice, so
+running the grammar writes a text; a `Reader` follows a given text and tries every choice that the text allows, so running the
+same grammar gives the text's exact probability (zero if it is not grammatical).
+
+    texts = write(STORIES, 1000, seed=0)
+    log_probability(STORIES.text, texts[0])
+"""
+
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+
+class Choice(NamedTuple):
+    options: tuple
+    probabilities: tuple[float, ...]
+    cumulative: tuple[float, ...]
+
+
+def weighted(pairs: dict[Any, float]) -> Choice:
+    total = sum(pairs.values())
+    probabilities = tuple(weight / total for weight in pairs.values())
+    return Choice(tuple(pairs), probabilities, tuple(accumulate(probabilities)))
+
+
+def zipf(options) -> Choice:
+    """Earlier options are more likely, as the words of a language are."""
+    return weighted({option: 1 / (rank + 3) for rank, option in enumerate(options)})
+
+
+class Writer:
+    def __init__(self, rng: random.Random):
+        self.rng, self.words, self.log_p = rng, [], 0.0
+
+    def pick(self, choice: Choice):
+        i = self.rng.choices(range(len(choice.options)), cum_weights=choice.cumulative)[0]
+        self.log_p += math.log(choice.probabilities[i])
+        return choice.options[i]
+
+    def say(self, *words: str):
+        self.words += words
+
+    def say_one(self, choice: Choice) -> str:
+        """Pick a word and say it."""
+        self.say(word := self.pick(choice))
+        return word
+
+
+class Mismatch(Exception):
+    """The text says something else than the choices made so far."""
+
+
+class Fork(Exception):
+    """The text allows more than one option here."""
+
+
+class Reader:
+    def __init__(self, words: list[str], decided: tuple[int, ...]):
+        self.words, self.decided = words, decided
+        self.position, self.made, self.log_p = 0, 0, 0.0
+
+    def _take(self, choice: Choice, i: int):
+        self.made += 1
+        self.log_p += math.log(choice.probabilities[i])
+        return choice.options[i]
+
+    def pick(self, choice: Choice):
+        if self.made == len(self.decided):
+            raise Fork(len(choice.options))
+        return self._take(choice, self.decided[self.made])
+
+    def say(self, *words: str):
+        end = self.position + len(words)
+        if self.words[self.position : end] != list(words):
+            raise Mismatch
+        self.position = end
+
+    def say_one(self, choice: Choice) -> str:
+        """The text decides: options are distinct words, so at most one fits."""
+        word = self.words[self.position] if self.position < len(self.words) else None
+        if word not in choice.options:
+            raise Mismatch
+        i = choice.options.index(word)
+        self.decided = (*self.decided[: self.made], i, *self.decided[self.made + 1 :])
+        self.say(word)
+        return self._take(choice, i)
+
+
+Program = Callable[[Writer | Reader], Any]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    text: Program
+    sentences: tuple[Program, ...]
+    """What passes as a sentence by itself, out of context."""
+
+
+def split(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def join(words: list[str]) -> str:
+    return re.sub(r" ([.,?!;:])", r"\1", " ".join(words))
+
+
+def write(grammar: Grammar, n: int, seed: int) -> list[str]:
+    rng, texts = random.Random(seed), []
+    for _ in range(n):
+        pen = Writer(rng)
+        grammar.text(pen)
+        texts.append(join(pen.words))
+    return texts
+
+
+def log_probability(program: Program, text: str) -> float:
+    """The exact log-probability of `text`, summed over all ways to write it; -inf if there is none."""
+    words, ways, open_ends = split(text), [], [()]
+    while open_ends:
+        pen = Reader(words, open_ends.pop())
+        try:
+            program(pen)
+        except Mismatch:
+            continue
+        except Fork as fork:
+            open_ends += [(*pen.decided[: pen.made], i) for i in range(fork.args[0])]
+            continue
+        if pen.position == len(words):
+            ways.append(pen.log_p)
+    return math.log(sum(map(math.exp, ways))) if ways else -math.inf
+
+
+def valid_sentences(grammar: Grammar, text: str) -> tuple[int, int]:
+    """How many sentences of `text` are well-formed by themselves, and how many there are."""
+    sentences = [part for part in re.findall(r"[^.]+\.?", text) if part.strip()]
+    if log_probability(grammar.text, text) > -math.inf:
+        return len(sentences), len(sentences)
+    valid = (any(log_probability(kind, part) > -math.inf for kind in grammar.sentences) for part in sentences)
+    return sum(valid), len(sentences)
+
+
+# Short English stories: someone gets something somewhere, then does something with it.
+
+WOMEN = """Anna Clara Emma Julia Lena Maria Nora Olga Rosa Sara Tessa Vera Alice Betty Carla Diana Elsa Flora Greta Hanna Irene
+Judith Kira Lucy""".split()
+MEN = """Adam Boris David Felix Henry Jacob Leo Martin Oscar Peter Simon Tom Anton Bruno Conrad Daniel Emil Frank Gustav Hugo Ivan
+Jonas Karl Louis""".split()
+OPENERS = {
+    "past": "Yesterday Recently Once Earlier".split(),
+    "present": "Often Usually Sometimes Nowadays".split(),
+    "future": "Tomorrow Soon Tonight Someday".split(),
+}
+LINKS = "Then Later Afterwards Finally".split()
+PLACES = {
+    "in": "garden kitchen forest village library cellar valley".split(),
+    "at": "market station school harbor fair museum bakery".split(),
+    "near": "river bridge church lake castle tower mill".split(),
+}
+ROOMS = zipf("house room attic yard cabin shed".split())
+COMPANIONS = zipf("friend sister brother neighbor cousin teacher uncle aunt".split())
+
+
+def regular(verb: str) -> tuple[str, str, str]:
+    """Base, third person and past of a regular verb."""
+    if verb.endswith("y") and verb[-2] not in "aeiou":
+        return verb, verb[:-1] + "ies", verb[:-1] + "ied"
+    third = verb + ("es" if verb.endswith(("s", "sh", "ch", "x")) else "s")
+    return verb, third, verb + ("d" if verb.endswith("e") else "ed")
+
+
+IRREGULAR = {
+    forms.split()[0]: tuple(forms.split())
+    for forms in """buy buys bought; find finds found; see sees saw; meet meets met; get gets got; choose chooses chose; eat eats ate;
+    feed feeds fed; read reads read; hide hides hid; sell sells sold; wear wears wore; steal steals stole; draw draws drew;
+    keep keeps kept; make makes made; hug hugs hugged; chop chops chopped; win wins won; knit knits knitted; pat pats patted""".split(
+        ";"
+    )
+}
+
+
+def verb_forms(verbs: str) -> Choice:
+    return zipf(IRREGULAR.get(verb) or regular(verb) for verb in verbs.split())
+
+
+def noun_forms(nouns: str) -> Choice:
+    """Singular and plural; irregular plurals are given behind a slash."""
+    pairs = (noun.split("/") if "/" in noun else (noun, noun + "s") for noun in nouns.split())
+    return zipf(tuple(pair) for pair in pairs)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of object: what it is called, what it is like, how one comes by it and what one does with it."""
+
+    nouns: Choice
+    adjectives: Choice
+    getting: Choice
+    using: Choice
+
+
+KINDS = zipf(
+    [
+        Kind(
+            noun_forms("apple cake pear cookie carrot onion melon plum peach/peaches tomato/tomatoes"),
+            zipf("sweet fresh ripe sour delicious juicy".split()),
+            verb_forms("buy find order choose"),
+            verb_forms("eat taste slice cook chop"),
+        ),
+        Kind(
+            noun_forms("dog cat horse goat rabbit duck parrot turtle puppy/puppies pony/ponies"),
+            zipf("hungry gentle noisy shy young clever".split()),
+            verb_forms("see meet adopt find"),
+            verb_forms("feed wash follow hug pat"),
+        ),
+        Kind(
+            noun_forms("book letter map poem diary/diaries novel postcard notebook magazine song"),
+            zipf("long secret funny famous strange ancient".split()),
+            verb_forms("borrow receive discover get"),
+            verb_forms("read copy study hide translate"),
+        ),
+        Kind(
+            noun_forms("lamp chair clock mirror box/boxes vase basket table shelf/shelves bench/benches"),
+            zipf("heavy wooden broken golden dusty elegant".split()),
+            verb_forms("buy inherit steal make"),
+            verb_forms("clean repair paint sell move"),
+        ),
+        Kind(
+            noun_forms("coat hat scarf/scarves dress/dresses shirt jacket sweater glove ribbon blanket"),
+            zipf("warm woolen colorful expensive soft ugly".split()),
+            verb_forms("order choose receive knit"),
+            verb_forms("wear fold mend wash sew"),
+        ),
+        Kind(
+            noun_forms("drum kite flute doll guitar violin puzzle trumpet camera compass/compasses"),
+            zipf("tiny shiny silver modern simple precious".split()),
+            verb_forms("get borrow discover win"),
+            verb_forms("polish draw keep test admire"),
+        ),
+    ]
+)
+NAMES = zipf(pair for both in zip(WOMEN, MEN, strict=True) for pair in zip(both, ("she", "he"), strict=True))
+POSSESSIVE = {"she": "her", "he": "his", "they": "their"}
+PRONOUNS = zipf(POSSESSIVE)
+TENSES = weighted({"past": 5, "present": 3, "future": 2})
+OPENING = {tense: zipf(words) for tense, words in OPENERS.items()}
+LINKING = zipf(LINKS)
+WHERE = zipf(pair for places in zip(*PLACES.values(), strict=True) for pair in zip(PLACES, places, strict=True))
+NUMBERS = zipf(["two", "three", "some", "many"])
+PLURAL = weighted({False: 2, True: 1})
+OBJECT_AS = weighted({"noun": 3, "pronoun": 1})
+SETTING = weighted({"companion": 2, "room": 1})
+REASON = weighted({True: 3, False: 2})
+PRAISE = zipf("special lovely useful beautiful nice rare cheap unusual".split())
+
+
+class Scene(NamedTuple):
+    """What the second sentence must agree with."""
+
+    tense: str
+    pronoun: str
+    kind: Kind
+    noun: str
+    plural: bool
+
+
+def say_verb(pen, verbs: Choice, tense: str, plural: bool):
+    if tense == "future":
+        pen.say("will")
+    form = {"future": 0, "present": 0 if plural else 1, "past": 2}[tense]
+    pen.say_one(inflected(verbs, form))
+
+
+@cache
+def inflected(forms: Choice, i: int) -> Choice:
+    """The same choice with one form of every word."""
+    return forms._replace(options=tuple(word[i] for word in forms.options))
+
+
+@cache
+def names_but(taken: str) -> Choice:
+    return weighted({name: p for (name, _), p in zip(NAMES.options, NAMES.probabilities, strict=True) if name != taken})
+
+
+def say_someone(pen) -> str:
+    """One or two people; the pronoun that stands for them."""
+    name, pronoun = pen.pick(NAMES)
+    pen.say(name)
+    if not pen.pick(PLURAL):
+        return pronoun
+    pen.say("and")
+    pen.say_one(names_but(name))
+    return "they"
+
+
+def first_sentence(pen) -> Scene:
+    tense = pen.pick(TENSES)
+    pen.say_one(OPENING[tense])
+    pronoun = say_someone(pen)
+    kind = pen.pick(KINDS)
+    say_verb(pen, kind.getting, tense, pronoun == "they")
+    plural = pen.pick(PLURAL)
+    if plural:
+        pen.say_one(NUMBERS)
+        pen.say_one(kind.adjectives)
+    else:
+        adjective = pen.pick(kind.adjectives)
+        pen.say("an" if adjective[0] in "aeiou" else "a", adjective)
+    noun = pen.say_one(inflected(kind.nouns, int(plural)))
+    preposition, place = pen.pick(WHERE)
+    pen.say(preposition, "the", place, ".")
+    return Scene(tense, pronoun, kind, noun, plural)
+
+
+def second_sentence(pen, scene: Scene):
+    pen.say_one(LINKING)
+    pen.say(scene.pronoun)
+    say_verb(pen, scene.kind.using, scene.tense, scene.pronoun == "they")
+    if pen.pick(OBJECT_AS) == "noun":
+        pen.say("the", scene.noun)
+    else:
+        pen.say("them" if scene.plural else "it")
+    companion = pen.pick(SETTING) == "companion"
+    pen.say("with" if companion else "in", POSSESSIVE[scene.pronoun])
+    pen.say_one(COMPANIONS if companion else ROOMS)
+    if pen.pick(REASON):
+        be = ("was", "were") if scene.tense == "past" else ("is", "are")
+        pen.say("because", "they" if scene.plural else "it", be[scene.plural], "so")
+        pen.say_one(PRAISE)
+    pen.say(".")
+
+
+def story(pen):
+    """Two sentences that agree in person, number, tense and object."""
+    second_sentence(pen, first_sentence(pen))
+
+
+def lone_second_sentence(pen):
+    """A second sentence whatever came before it."""
+    kind = pen.pick(KINDS)
+    tense, pronoun, plural = pen.pick(TENSES), pen.pick(PRONOUNS), pen.pick(PLURAL)
+    noun = pen.pick(inflected(kind.nouns, int(plural)))
+    second_sentence(pen, Scene(tense, pronoun, kind, noun, plural))
+
+
+STORIES = Grammar(story, sentences=(first_sentence, lone_second_sentence))

@@ -1,0 +1,126 @@
+"""A run directory: the configuration it was made with, its metrics, its checkpoints.
+
+runs/NAME/config.json      the resolved configuration
+runs/NAME/metrics.jsonl    one line a logged step
+runs/NAME/loss.png         the same as a picture
+runs/NAME/samples/         texts sampled along the way
+runs/NAME/tokenizer/       what turns tokens into text
+runs/NAME/checkpoints/     Orbax
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from errors import Refused
+from pretrained import dotted
+
+
+def claim(directory: Path, config: dict[str, Any], free: set[str]):
+    """Make the directory this configuration's own, or refuse if it was made by another; `free` fields may differ."""
+    file = directory / "config.json"
+    if not file.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(config, indent=2) + "\n")
+        partial.rename(file)
+        return
+    made_with = json.loads(file.read_text())
+    fields = sorted((made_with.keys() | config.keys()) - free)
+    differing = [f for f in fields if made_with.get(f) != config.get(f)]
+    if differing:
+        listed = ", ".join(f"{f} ({made_with.get(f)} there, {config.get(f)} now)" for f in differing)
+        raise Refused(f"{directory} holds a run with other settings: {listed}. Choose another --name, or delete it.")
+
+
+class Metrics:
+    """metrics.jsonl, without the lines that a killed run wrote after its last checkpoint."""
+
+    def __init__(self, directory: Path, step: int):
+        self.file = directory / "metrics.jsonl"
+        kept = [line for line in read_metrics(directory) if line["step"] <= step]
+        self.file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+    def write(self, **values):
+        with self.file.open("a") as f:
+            f.write(json.dumps(values) + "\n")
+
+
+def read_metrics(directory: Path) -> list[dict]:
+    """All whole lines; a line cut off by a kill is left out."""
+    file = directory / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def plot_losses(directory: Path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = read_metrics(directory)
+    steps = [line["step"] for line in lines]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    panels = (left, "mse", "denoising: velocity error (Eq. 1)"), (right, "ce", "decoding: cross-entropy (Eq. 2)")
+    for axis, key, title in panels:
+        axis.plot(steps, [line[key] for line in lines], lw=1)
+        axis.set(title=title, xlabel="step", yscale="log")
+        axis.grid(alpha=0.3, which="both")
+    figure.savefig(directory / "loss.png", dpi=120)
+    plt.close(figure)
+
+
+def open_checkpoints(directory: Path, keep: int = 2) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True)
+    return ocp.CheckpointManager((directory / "checkpoints").absolute(), options=options)
+
+
+def flat(tree) -> dict[str, jax.Array]:
+    return {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def save(manager: ocp.CheckpointManager, step: int, state):
+    """Write the parts of a state (a NamedTuple) side by side, so that each can be read without the others."""
+    parts = {name: ocp.args.StandardSave(flat(part)) for name, part in state._asdict().items()}
+    manager.save(step, args=ocp.args.Composite(**parts))
+
+
+def restore(manager: ocp.CheckpointManager, step: int, **likes) -> list:
+    """Parts of the state saved at `step`, each with the shapes, types and shardings of its `like`."""
+    args = {name: ocp.args.StandardRestore(jax.tree.map(abstract, flat(like))) for name, like in likes.items()}
+    saved = manager.item_metadata(step)
+    for name, like in likes.items():
+        expected = {key: tuple(leaf.shape) for key, leaf in flat(like).items()}
+        found = {key: tuple(leaf.shape) for key, leaf in saved[name].items()}
+        if expected != found:
+            odd = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+            raise Refused(f"{manager.directory}: checkpoint {step} does not fit this model: {', '.join(odd[:5])} differ")
+    arrays = manager.restore(step, args=ocp.args.Composite(**args))
+    return [unflatten(arrays[name], like) for name, like in likes.items()]
+
+
+def unflatten(arrays: dict[str, jax.Array], like):
+    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[dotted(path)], like)
+
+
+def abstract(leaf) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def restore_latest(manager: ocp.CheckpointManager, state):
+    """The newest saved state, or the given one if there is none."""
+    step = manager.latest_step()
+    if step is None:
+        return state
+    print(f"continuing {manager.directory.parent} from step {step}")
+    return type(state)(*restore(manager, step, **state._asdict()))
+
+
+def write_texts(directory: Path, name: str, texts: list[str]):
+    (directory / "samples").mkdir(exist_ok=True)
+    lines = (json.dumps({"text": text}, ensure_ascii=False) for text in texts)
+    (directory / "samples" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,47 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from conftest import released
+from numpy.testing import assert_allclose
+
+import pretrained
+import train
+
+
+def test_three_muon_steps_match_the_released_ones(golden, golden_model):
+    """Every weight, stacked as it is really stored, is routed and scaled as the released optimizer does; the clip acts too."""
+    g = golden("muon")
+    config = dataclasses.replace(train.preset("elf-b", None), learning_rate=float(g["lr"]), warmup_steps=0)
+    optimizer = train.make_optimizer(config)
+    update = jax.jit(lambda grads, state, model: optimizer.update(grads, state, model))
+    model, state = golden_model, optimizer.init(golden_model)
+    for i in range(3):
+        grads = pretrained.from_released(model, released(f"grad{i}/", g))
+        updates, state = update(grads, state, model)
+        model = optax.apply_updates(model, updates)
+    expected = pretrained.from_released(model, released("after3/", g))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=1e-5), model, expected)
+
+
+def test_muon_takes_exactly_the_matrices(golden_model):
+    dimensions = train.muon_dimensions(golden_model)
+    leaves = jax.tree_util.tree_leaves_with_path(dimensions, is_leaf=lambda d: isinstance(d, optax.contrib.MuonDimensionNumbers))
+    taken = {pretrained.dotted(path) for path, _ in leaves}
+    matrices = {ours for ours, theirs in pretrained.RELEASED_NAMES.items() if "kernel" in theirs}
+    assert taken == matrices
+
+
+def test_learning_rate_warms_up_from_zero_and_stays_or_decays():
+    config = dataclasses.replace(train.PRESETS["stories"], optimizer="adamw", steps=100, warmup_steps=10, learning_rate=1.0)
+    for schedule, end in [("constant", 1.0), ("cosine", 0.0)]:
+        optimizer = train.make_optimizer(dataclasses.replace(config, schedule=schedule))
+        params = jnp.zeros(1)
+        state, moved = optimizer.init(params), []
+        for _ in range(100):
+            updates, state = optimizer.update(jnp.ones(1), state, params)
+            moved.append(-float(updates[0]))
+        assert moved[0] == 0 and np.isclose(moved[5], 0.5, atol=1e-3) and np.isclose(moved[10], 1, atol=1e-3)
+        assert np.isclose(moved[-1], end, atol=1e-2)

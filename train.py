@@ -1,0 +1,511 @@
+"""Train ELF.
+
+    python train.py                              the embedded stories on this machine, in minutes
+    python train.py --model elf-b --mesh 64      the paper's Table 7: OpenWebText on 64 chips
+
+A choice of model and data brings the paper's settings as defaults; every one of them is a flag. The same command continues an
+interrupted run.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from einops import rearrange
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from tqdm import tqdm
+
+import data
+import losses
+import metrics
+import runs
+import samplers
+from elf import ELF, SIZES
+from errors import Refused
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    model: str
+    """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk, tiny)."""
+    data: str
+    """What to train on: stories (embedded) or owt."""
+    name: str = ""
+    """Name of the run, which lives in <runs>/<name>; by default data-model."""
+    runs: Path = Path("runs")
+    """Directory of all runs."""
+    cache: Path = Path("cache")
+    """Directory of prepared data and encoders, shared by all runs."""
+
+    encoder: str = "t5-small"
+    """Frozen encoder of the clean embeddings; scratch trains a small T5 on the corpus first."""
+    length: int = 1024
+    """Tokens per row."""
+    bottleneck: int = 128
+    """Width of the bottleneck between embeddings and network."""
+
+    steps: int = 5 * 19_017
+    """Optimizer steps."""
+    batch: int = 512
+    """Rows per step, over all devices."""
+    accumulate: int = 1
+    """Parts a batch is worked through in, one after the other, to save memory."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """Muon for matrices and Adam for the rest, or AdamW (0.9, 0.95) for all."""
+    learning_rate: float = 0.002
+    """Peak learning rate; the paper's AdamW runs use 1e-4."""
+    warmup_steps: int = 9_508
+    """Steps of linear warm-up from zero: half an epoch of OpenWebText."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up."""
+    clip: float = 1.0
+    """Largest global norm of a gradient."""
+    ema: float = 0.9999
+    """Decay of the averaged weights, which are the ones sampled from."""
+
+    t_mean: float = -1.5
+    """Mean of the logit-normal time of a denoised row, and of the sampling grid."""
+    t_std: float = 0.8
+    """Standard deviation of the same."""
+    noise_scale: float = 2.0
+    """Scale of the noise that denoised rows start from."""
+    p_mean: float = 0.8
+    """Mean of the logit-normal corruption level of a token in decoded rows."""
+    p_std: float = 0.8
+    """Standard deviation of the same."""
+    decode_noise_scale: float = 5.0
+    """Scale of the noise in decoded rows; the paper uses 5 on OpenWebText and 1 on conditional tasks."""
+    p_decode: float = 0.2
+    """Share of rows that train the decoder (cross-entropy) rather than the denoiser (velocity error)."""
+    p_self_cond: float = 0.5
+    """Share of denoised rows that see their own first prediction."""
+    w_min: float = 0.5
+    """Smallest guidance scale trained on."""
+    w_max: float = 5.0
+    """Largest guidance scale trained on."""
+    p_drop: float = 0.1
+    """Share of rows that lose their condition, where the data has one."""
+
+    sample_steps: int = 64
+    """Steps of the sampler behind the samples shown."""
+    w: float = 1.0
+    """Guidance scale of these samples."""
+    gamma: float = 1.0
+    """Noise re-injected by their sampler; 0 is the ODE."""
+    num_samples: int = 1000
+    """Texts sampled and scored at the end."""
+
+    mesh: str = "1"
+    """Devices: 64 is 64 data shards, 16x4 is 16 data shards with the state of each spread over 4."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; auto is bfloat16 on TPU and GPU and float32 on CPU. State is always float32."""
+    remat: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    seed: int = 0
+    """All randomness of the run follows from it."""
+    log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
+    sample_every: int = 5_000
+    """Steps between samples shown while training; 0 for none."""
+    save_every: int = 1_000
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints kept."""
+    wandb: str = ""
+    """Weights & Biases project to log to (pip install wandb)."""
+    tensorboard: bool = False
+    """Also log for TensorBoard (pip install tensorboardX)."""
+
+    @property
+    def directory(self) -> Path:
+        return self.runs / (self.name or f"{self.data}-{self.model}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
+
+
+# Fields that may change when a run is continued: they do not change what is computed.
+FREE = {"name", "runs", "cache", "mesh", "remat", "num_samples", "sample_steps", "w", "gamma"}
+FREE |= {"log_every", "sample_every", "save_every", "keep", "wandb", "tensorboard"}
+
+OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
+PRESETS = {
+    "owt": TrainConfig(model="elf-b", data="owt"),
+    "stories": TrainConfig(
+        model="desk",
+        data="stories",
+        encoder="scratch",
+        length=32,
+        steps=1_400,
+        batch=64,
+        warmup_steps=100,
+        schedule="cosine",
+        ema=0.995,
+        decode_noise_scale=1.0,
+        num_samples=512,
+        log_every=10,
+        sample_every=200,
+        save_every=200,
+    ),
+}
+
+
+def preset(model: str | None, corpus: str | None) -> TrainConfig:
+    """The settings that a choice of model and data stands for. A paper size alone means the paper's OpenWebText run."""
+    corpus = corpus or ("owt" if model in OWT_EPOCHS else "stories")
+    if corpus not in PRESETS:
+        raise Refused(f"--data {corpus}: unknown; known are {', '.join(PRESETS)}")
+    chosen = PRESETS[corpus]
+    model = model or chosen.model
+    if model not in SIZES:
+        raise Refused(f"--model {model}: unknown; known are {', '.join(SIZES)}")
+    steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus == "owt" else chosen.steps
+    return dataclasses.replace(chosen, model=model, steps=steps)
+
+
+def parse(args: list[str]) -> TrainConfig:
+    """Flags over the preset that --model and --data name; --help shows the defaults of that preset."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--model")
+    first.add_argument("--data")
+    chosen, _ = first.parse_known_args(args)
+    return tyro.cli(TrainConfig, default=preset(chosen.model, chosen.data), description=__doc__, args=args)
+
+
+def check(config: TrainConfig):
+    """Refuse what cannot work before anything is written."""
+    for field in (
+        "steps",
+        "batch",
+        "accumulate",
+        "length",
+        "bottleneck",
+        "log_every",
+        "save_every",
+        "keep",
+        "num_samples",
+        "sample_steps",
+    ):
+        if getattr(config, field) < 1:
+            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
+    for field in ("p_decode", "p_self_cond", "p_drop", "ema"):
+        if not 0 <= getattr(config, field) <= 1:
+            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be between 0 and 1")
+    if config.batch % config.accumulate:
+        raise Refused(f"--accumulate {config.accumulate} does not divide --batch {config.batch}")
+    if config.warmup_steps >= config.steps:
+        raise Refused(f"--warmup-steps {config.warmup_steps} leaves nothing of --steps {config.steps}: lower it")
+    for flag, package in ((config.wandb, "wandb"), (config.tensorboard, "tensorboardX")):
+        if flag and importlib.util.find_spec(package) is None:
+            raise Refused(f"logging to {package} was asked for and it is not installed: pip install {package}")
+
+
+# The optimizer
+
+
+def muon_dimensions(model: ELF):
+    """Muon takes every matrix as (in, out), layer by layer where stacked; None (Adam) for biases, norms and learned tokens."""
+
+    def dimensions(path, leaf):
+        is_matrix = isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "weight"
+        stacked = path[0].name == "blocks"
+        if not is_matrix or leaf.ndim != 2 + stacked:
+            return None
+        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(dimensions, model)
+
+
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    rest = optax.constant_schedule(config.learning_rate)
+    if config.schedule == "cosine":
+        rest = optax.cosine_decay_schedule(config.learning_rate, config.steps - config.warmup_steps)
+    warmup = optax.linear_schedule(0.0, config.learning_rate, max(config.warmup_steps, 1))
+    rate = optax.join_schedules([warmup, rest], [config.warmup_steps])
+    if config.optimizer == "muon":
+        update = optax.contrib.muon(rate, muon_weight_dimension_numbers=muon_dimensions)
+    else:
+        update = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.0)
+    return optax.chain(optax.clip_by_global_norm(config.clip), update)
+
+
+# One step: rows -> x -> draws -> losses -> gradients -> clip -> Muon -> EMA
+
+
+class State(NamedTuple):
+    step: Int[Array, ""]
+    model: ELF
+    ema: ELF
+    optimizer: Any
+
+
+def draw(
+    config: TrainConfig, key: PRNGKeyArray, row: Int[Array, " N"], length: int, width: int, group: int
+) -> tuple[losses.Draws, Bool[Array, " N"]]:
+    """All randomness of a step: a function of its key and the row's number, so the same on any mesh. Also which rows drop."""
+
+    def one(row):
+        k = jax.random.split(jax.random.fold_in(key, row), 6)
+        t = losses.logit_normal(jax.random.normal(k[0]), config.t_mean, config.t_std)
+        p = losses.logit_normal(jax.random.normal(k[1], (length,)), config.p_mean, config.p_std)
+        w = losses.guidance_scale(jax.random.uniform(k[2]), config.w_min, config.w_max)
+        eps = jax.random.normal(k[3], (length, width))
+        return t, p, w, eps, jax.random.uniform(k[4]), jax.random.bernoulli(k[5], config.p_drop)
+
+    t, p, w, eps, u, drop = jax.vmap(one)(row)
+    return losses.Draws(t, p, w, eps, *losses.roles(u, group, config.p_decode, config.p_self_cond)), drop
+
+
+def cast(tree, dtype):
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+def make_step(config: TrainConfig, optimizer, dtype) -> Callable:
+    """The train step: (state, embedder, rows, key) -> state, metrics."""
+    slots = losses.slots(config.batch // config.accumulate, config.p_decode, config.p_self_cond)
+    scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
+
+    def part_loss(model, batch: losses.Batch, draws: losses.Draws):
+        per_token = losses.token_losses(cast(model, dtype), batch, draws, slots, **scales) * batch.counts
+        decode = draws.decode[:, None] & batch.counts
+        mse, ce = jnp.sum(per_token * ~decode), jnp.sum(per_token * decode)
+        return mse + ce, jnp.stack([mse, ce, jnp.sum(batch.counts & ~decode), jnp.sum(decode)])
+
+    def add_part(model, embedder, key, totals, part):
+        rows, row = part
+        draws, drop = draw(config, key, row, *rows.s.shape[1:], len(embedder.mean), slots.group)
+        grads, sums = jax.grad(part_loss, has_aux=True)(model, embedder(rows, drop), draws)
+        return jax.tree.map(jnp.add, totals, (grads, sums)), None
+
+    def step(state: State, embedder: data.Embedder, rows: data.Rows, key: PRNGKeyArray):
+        key = jax.random.fold_in(key, state.step)
+        split = partial(rearrange, pattern="(m k g) ... -> k (m g) ...", k=config.accumulate, g=slots.group)
+        parts = jax.tree.map(split, (rows, jnp.arange(config.batch)))
+        totals = (jax.tree.map(jnp.zeros_like, state.model), jnp.zeros(4))
+        (grads, sums), _ = jax.lax.scan(partial(add_part, state.model, embedder, key), totals, parts)
+        mse, ce, n_mse, n_ce = sums
+        grads = jax.tree.map(lambda g: g / (n_mse + n_ce), grads)
+        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model)
+        model = optax.apply_updates(state.model, updates)
+        ema = jax.tree.map(lambda e, m: config.ema * e + (1 - config.ema) * m, state.ema, model)
+        found = dict(loss=(mse + ce) / (n_mse + n_ce), mse=mse / n_mse, ce=ce / jnp.maximum(n_ce, 1))
+        return State(state.step + 1, model, ema, optimizer_state), found | dict(grad_norm=optax.global_norm(grads))
+
+    return step
+
+
+# Devices
+
+
+def make_mesh(spec: str, batch: int) -> Mesh:
+    """`8` or `4x2`: data shards, and the ways in which the state is spread."""
+    sizes = [int(n) for n in spec.split("x")] if all(n.isdigit() for n in spec.split("x")) else []
+    if len(sizes) not in (1, 2) or 0 in sizes:
+        raise Refused(f"--mesh {spec}: give one number (data shards, as 64) or two (data x fsdp, as 16x4)")
+    shape = (*sizes, 1)[:2]
+    wanted, there = int(np.prod(shape)), jax.device_count()
+    if wanted > there:
+        raise Refused(
+            f"--mesh {spec} needs {wanted} devices and this machine has {there} ({jax.default_backend()}): use --mesh {there}, "
+            f"or simulate them on CPU with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+        )
+    if batch % wanted:
+        raise Refused(f"--batch {batch} does not divide over the {wanted} devices of --mesh {spec}: use a multiple of {wanted}")
+    return jax.make_mesh(shape, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:wanted])
+
+
+def shard_state(tree, mesh: Mesh):
+    """Shardings of the state: each leaf split along the largest axis that fsdp divides, or replicated if there is none."""
+    ways = mesh.shape["fsdp"]
+
+    def rule(leaf):
+        axes = [i for i, n in enumerate(leaf.shape) if n % ways == 0 and n >= ways]
+        largest = max(axes, key=lambda i: leaf.shape[i], default=None)
+        return NamedSharding(mesh, P(*("fsdp" if i == largest and ways > 1 else None for i in range(len(leaf.shape)))))
+
+    return jax.tree.map(rule, tree)
+
+
+# The run
+
+
+def make_model(config: TrainConfig, vocab: int, embedding: int, key: PRNGKeyArray) -> ELF:
+    sizes = dict(vocab=vocab, embedding=embedding, bottleneck=config.bottleneck)
+    on_cpu = jax.default_backend() == "cpu"
+    return ELF(**SIZES[config.model], **sizes, unroll=on_cpu, remat=config.remat, key=key)
+
+
+def init_state(config: TrainConfig, optimizer, vocab: int, embedding: int, mesh: Mesh) -> State:
+    def init():
+        model = make_model(config, vocab, embedding, jax.random.key(config.seed))
+        return State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
+
+    return jax.jit(init, out_shardings=shard_state(jax.eval_shape(init), mesh))()
+
+
+@dataclass(frozen=True)
+class Sampler:
+    steps: int = 64
+    """Steps from noise to data."""
+    w: float = 1.0
+    """Self-conditioning guidance scale."""
+    gamma: float = 1.0
+    """Noise re-injected at every step; 0 is the ODE."""
+    grid: Literal["logit-normal", "uniform"] = "logit-normal"
+    """Times of the steps."""
+    form: Literal["paper", "released"] = "paper"
+    """Whose SDE step: the paper's Alg. 6 or the released code's."""
+
+
+def sample_texts(config: TrainConfig, sampler: Sampler, model: ELF, tokenizer, n: int, key: PRNGKeyArray) -> list[str]:
+    """n texts from noise, in parts of 64."""
+    if sampler.grid == "uniform":
+        ts = samplers.uniform_grid(sampler.steps)
+    else:
+        ts = samplers.logit_normal_grid(jax.random.fold_in(key, 0), sampler.steps, config.t_mean, config.t_std)
+    settings = dict(w=sampler.w, gamma=sampler.gamma, noise_scale=config.noise_scale, released=sampler.form == "released")
+    size, width, texts = min(n, 64), model.unembed.weight.shape[0], []
+    for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size):
+        z_key, sde_key = jax.random.split(jax.random.fold_in(key, 1 + start))
+        z0 = config.noise_scale * jax.random.normal(z_key, (size, config.length, width))
+        texts += data.texts_of(np.asarray(samplers.sample(model, z0, ts, sde_key, **settings)), tokenizer)
+    return texts[:n]
+
+
+def report(corpus: data.Corpus, texts: list[str]) -> str:
+    """Samples beside held-out texts of the corpus, as a table, and three of them to read."""
+    ours, truth = (metrics.grammar_scores(corpus.rules, t) for t in (texts, corpus.held_out[: len(texts)]))
+    lines = [f"{len(texts)} samples{'':24}{'samples':>10}{'corpus':>10}"]
+    for key in ours:
+        form = "{:>10.3f}" if truth[key] > 1 else "{:>10.1%}"
+        lines.append(f"{key:34}" + form.format(ours[key]) + form.format(truth[key]))
+    return "\n".join([*lines, "", *(f"  {text}" for text in texts[:3])])
+
+
+def prepare(config: TrainConfig) -> tuple[data.Corpus, data.Embedder]:
+    corpus = data.load_corpus(config.data, config.length)
+    if len(corpus.rows.s) < config.batch:
+        raise Refused(f"--batch {config.batch} is larger than the corpus of {len(corpus.rows.s)} rows")
+    encoder = data.load_encoder(config.encoder, corpus, config.cache)
+    return corpus, data.make_embedder(encoder, corpus.rows)
+
+
+def loggers(config: TrainConfig, first: int) -> list[Callable]:
+    """What is told of every logged step: metrics.jsonl always, others if asked for."""
+    found = [runs.Metrics(config.directory, first).write]
+    if config.wandb:
+        import wandb
+
+        wandb.init(project=config.wandb, name=config.directory.name, config=config.as_json(), dir=config.directory)
+        found.append(lambda step, **values: wandb.log(values, step=step))
+    if config.tensorboard:
+        from tensorboardX import SummaryWriter
+
+        writer = SummaryWriter(str(config.directory / "tensorboard"))
+        found.append(lambda step, **values: [writer.add_scalar(k, v, step) for k, v in values.items()])
+    return found
+
+
+def fit(config: TrainConfig, state: State, advance: Callable, show: Callable, checkpoints) -> State:
+    """Call `advance(state, i)` up to the last step: log, show samples, save. A SIGTERM saves and leaves."""
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
+    first = int(state.step)
+    tell, recent, since, begun = loggers(config, first), [], time.time(), time.time()
+    with tqdm(total=config.steps, initial=first, unit="step", desc=config.directory.name, dynamic_ncols=True) as bar:
+        for done in range(first + 1, config.steps + 1):
+            state, found = advance(state, done - 1)
+            recent.append(found)
+            bar.update()
+            last = done == config.steps
+            if done % config.log_every == 0 or last or stop:
+                values = {k: float(np.mean([each[k] for each in recent])) for k in found}
+                if not np.isfinite(values["loss"]):
+                    raise Refused(f"the loss became {values['loss']} by step {done}: lower --learning-rate; checkpoints are kept")
+                rate = len(recent) * config.batch * config.length / (time.time() - since)
+                for each in tell:
+                    each(step=done, **values, tokens_per_second=rate, seconds=time.time() - begun)
+                bar.set_postfix(mse=f"{values['mse']:.3f}", ce=f"{values['ce']:.3f}", tokens=f"{rate:,.0f}/s")
+                recent, since = [], time.time()
+            if done % config.save_every == 0 or last or stop:
+                runs.save(checkpoints, done, state)
+            if config.sample_every and done % config.sample_every == 0 and not last:
+                tqdm.write(show(state, done))
+                since = time.time()
+            if stop:
+                checkpoints.wait_until_finished()
+                print(f"stopped at step {done} and saved; the same command continues")
+                sys.exit(0)
+    checkpoints.wait_until_finished()
+    return state
+
+
+def train(config: TrainConfig) -> State:
+    check(config)
+    mesh = make_mesh(config.mesh, config.batch)
+    runs.claim(config.directory, config.as_json(), FREE)
+    corpus, embedder = prepare(config)
+    corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
+    optimizer = make_optimizer(config)
+    state = init_state(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh)
+    checkpoints = runs.open_checkpoints(config.directory, config.keep)
+    state = runs.restore_latest(checkpoints, state)
+
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = ("float32" if on_cpu else "bfloat16") if config.precision == "auto" else config.precision
+    step = jax.jit(make_step(config, optimizer, dtype), donate_argnums=0)
+    embedder = jax.device_put(embedder, NamedSharding(mesh, P()))
+    by_row = NamedSharding(mesh, P(("data", "fsdp")))
+    train_key, sample_key = jax.random.split(jax.random.key(config.seed))
+    sampler = Sampler(config.sample_steps, config.w, config.gamma)
+
+    def advance(state, i):
+        rows = jax.device_put(data.batch_rows(corpus.rows, config.batch, config.seed, i), by_row)
+        return step(state, embedder, rows, train_key)
+
+    def sample(state, n):
+        return sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key)
+
+    def show(state, done):
+        texts = sample(state, 16)
+        runs.write_texts(config.directory, f"step-{done}", texts)
+        return f"step {done}: {texts[0]}"
+
+    state = fit(config, state, advance, show, checkpoints)
+    runs.plot_losses(config.directory)
+    texts = sample(state, config.num_samples)
+    runs.write_texts(config.directory, "final", texts)
+    print(report(corpus, texts))
+    return state
+
+
+def main():
+    begun = time.time()
+    try:
+        config = parse(sys.argv[1:])
+        print("  ".join(f"{k}={v}" for k, v in config.as_json().items()))
+        train(config)
+    except Refused as refusal:
+        sys.exit(f"error: {refusal}")
+    print(
+        f"\n{config.directory}: {(time.time() - begun) / 60:.1f} minutes. More: python eval.py samples --run {config.directory}"
+    )
+
+
+if __name__ == "__main__":
+    main()
