@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 import grammar
+import scratch
 from errors import Refused
 from grammar import STORIES, Grammar
 from losses import Batch
 from pretrained import T5Encoder, load_t5, save_t5
-from scratch import train_encoder
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorch is missing, which is how we want it.
 
@@ -151,27 +151,28 @@ class Embedder(eqx.Module):
         return Batch(rows.s, jax.lax.stop_gradient(x), prefix, ~prefix)
 
 
-def make_embedder(encoder: T5Encoder, rows: Rows, *, sample: int = 4096, chunk: int = 256) -> Embedder:
-    """Channel-wise statistics over the text tokens of the first rows, padding included where it is trained on."""
+def make_embedder(encoder: T5Encoder, rows: Rows, *, sample: int = 4096, chunk: int = 64) -> Embedder:
+    """Channel-wise statistics over the tokens of the first rows, padding left out."""
     width = encoder.embed.shape[1]
     raw = Embedder(encoder, jnp.zeros(width), jnp.ones(width))
     sums, count = np.zeros((2, width)), 0
 
     @jax.jit
     def moments(raw, part):
-        x = raw(part, jnp.zeros(len(part.s), bool)).x
+        valid = (jnp.arange(part.s.shape[1]) < part.length[:, None])[..., None]
+        x = jnp.where(valid, raw(part, jnp.zeros(len(part.s), bool)).x, 0.0)
         return jnp.stack([x.sum((0, 1)), (x**2).sum((0, 1))])
 
     for start in range(0, min(sample, len(rows.s)) // chunk * chunk or len(rows.s), chunk):
         part = Rows(*(jnp.asarray(a[start : start + chunk]) for a in rows))
         sums += np.asarray(moments(raw, part), np.float64)
-        count += part.s.size
+        count += int(part.length.sum())
     mean = sums[0] / count
     std = np.sqrt(np.maximum(sums[1] / count - mean**2, 1e-12))
     return Embedder(encoder, jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32))
 
 
-# The embedded encoder: small, but wide enough to keep every token apart.
+# The encoder of the embedded corpora: a small T5, and how it is trained. Span corruption at twice T5's density: texts are short.
 SCRATCH = dict(
     model_type="t5",
     d_model=128,
@@ -183,18 +184,18 @@ SCRATCH = dict(
     relative_attention_num_buckets=32,
     relative_attention_max_distance=128,
 )
+RECIPE = dict(steps=1_200, batch=64, learning_rate=1e-3, density=0.3, mean_span=3.0, seed=0)
 
 
 def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
-    """The encoder trained on this corpus, from the cache if it was trained before."""
+    """The encoder trained on this corpus, from the cache if the same was trained before."""
     config = SCRATCH | dict(vocab_size=len(corpus.tokenizer))
-    name = json.dumps([corpus.digest(), config, recipe], sort_keys=True)
-    directory = cache / f"encoder-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    what = [corpus.digest(), config, recipe, Path(scratch.__file__).read_text()]
+    directory = cache / f"encoder-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]}"
     if not directory.exists():
         sentinels = [corpus.tokenizer.convert_tokens_to_ids(f"<extra_id_{i}>") for i in range(SENTINELS)]
-        text_lengths = corpus.rows.length - 1  # without EOS
-        eos = corpus.tokenizer.eos_token_id
-        encoder = train_encoder(corpus.rows.s, text_lengths, config, sentinels=sentinels, eos=eos, **recipe)
+        lengths, eos = corpus.rows.length - 1, corpus.tokenizer.eos_token_id  # The objective adds EOS itself.
+        encoder = scratch.train_encoder(corpus.rows.s, lengths, config, sentinels=sentinels, eos=eos, **recipe)
         partial = directory.with_name(f"{directory.name}.{os.getpid()}")
         save_t5(encoder, config, partial)
         partial.rename(directory)
@@ -204,10 +205,10 @@ def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
 def load_encoder(name: str, corpus: Corpus, cache: Path) -> T5Encoder:
     """`scratch`, or the directory of a Hugging Face T5."""
     if name == "scratch":
-        return scratch_encoder(corpus, cache, steps=1_200, batch=64, density=0.3)
+        return scratch_encoder(corpus, cache, **RECIPE)
     if not (Path(name) / "config.json").exists():
         raise Refused(f"--encoder {name}: no such directory with a config.json and model.safetensors")
     encoder = load_t5(Path(name))
     if len(encoder.embed) < len(corpus.tokenizer):
-        raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the tokenizer of the data {len(corpus.tokenizer)}")
+        raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the data's tokenizer {len(corpus.tokenizer)}")
     return encoder

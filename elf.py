@@ -1,13 +1,13 @@
 """The ELF network: one transformer that denoises embeddings and, at t = 1, decodes them to tokens.
 
-A sequence of L embeddings of width E goes in, alone or with batch axes before it (`*n`).
+A sequence of L embeddings of width E goes in, alone or with a batch axis before it (`*n`).
 
     model = ELF(**SIZES["elf-b"], vocab=32_100, embedding=512, bottleneck=128, key=key)
     x_hat  = model.denoise(z, x_prev, t, w)   # clean-embedding prediction, any t
     logits = model.decode(z, w)               # tokens, at t = 1
 
 The two modes share every weight but the head. Underneath them, `trunk` takes the mode as a number, so a batch may mix both.
-Parameters may be float32 or bfloat16: activations follow them, while norms, softmax and the heads' outputs are float32.
+Parameters may be float32 or bfloat16: activations follow them; norms and softmax compute in float32, and heads return it.
 """
 
 import equinox as eqx
@@ -41,9 +41,9 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(n_out) if bias else None
 
     def __call__(self, h: Float[Array, "*n n_in"]) -> Float[Array, "*n n_out"]:
-        lead = h.shape[:-1]
-        h = h.reshape(-1, h.shape[-1]) @ self.weight  # One matrix product: its gradient is too, which pays on CPU.
-        return (h if self.bias is None else h + self.bias).reshape(*lead, -1)
+        n_in, n_out = self.weight.shape
+        y = h.reshape(-1, n_in) @ self.weight  # One matrix product: its gradient is too, which pays on CPU.
+        return (y if self.bias is None else y + self.bias).reshape(*h.shape[:-1], n_out)
 
 
 class RMSNorm(eqx.Module):
@@ -158,7 +158,7 @@ class ELF(eqx.Module):
     x_norm: RMSNorm
     x_head: Linear  # hidden -> embedding
     decode_head: Linear  # hidden -> embedding
-    unembed: Linear  # embedding -> vocabulary; the paper's W
+    unembed: Linear  # embedding -> vocabulary
     depth: int = eqx.field(static=True)
     unroll: bool = eqx.field(static=True)
     remat: bool = eqx.field(static=True)

@@ -177,11 +177,10 @@ def regular(verb: str) -> tuple[str, str, str]:
 
 IRREGULAR = {
     forms.split()[0]: tuple(forms.split())
-    for forms in """buy buys bought; find finds found; see sees saw; meet meets met; get gets got; choose chooses chose; eat eats ate;
-    feed feeds fed; read reads read; hide hides hid; sell sells sold; wear wears wore; steal steals stole; draw draws drew;
-    keep keeps kept; make makes made; hug hugs hugged; chop chops chopped; win wins won; knit knits knitted; pat pats patted""".split(
-        ";"
-    )
+    for forms in """buy buys bought; find finds found; see sees saw; meet meets met; get gets got; choose chooses chose;
+    eat eats ate; feed feeds fed; read reads read; hide hides hid; sell sells sold; wear wears wore; steal steals stole;
+    draw draws drew; keep keeps kept; make makes made; hug hugs hugged; chop chops chopped; win wins won;
+    knit knits knitted; pat pats patted""".split(";")
 }
 
 

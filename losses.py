@@ -4,7 +4,7 @@
     eps    unit Gaussian noise                   z      noisy state, t x + (1 - t) (noise scale) eps
     t      time of a sequence, 0 noise, 1 data   p      corruption level of a token in the decode branch
     w      self-conditioning guidance scale      v      velocity, dz/dt
-    x_prev the network's earlier prediction, zeros if none;  _hat is a prediction
+    x_prev the network's earlier prediction (self-conditioning), or zeros; _no_sc is without it, _hat a prediction
 
 All functions are pure. Random draws come in as arguments (`Draws`), already batched: N rows of L tokens.
 """
@@ -50,6 +50,75 @@ class Slots(NamedTuple):
     self_cond: int
 
 
+def velocity(
+    x: Float[Array, "N L E"], z: Float[Array, "N L E"], t: Float[Array, " N"], clip: float = MIN_REMAINING
+) -> Float[Array, "N L E"]:
+    """The velocity at z that leads to x at t = 1."""
+    return (x - z) / jnp.maximum(1 - t, clip)[:, None, None]
+
+
+def corrupt(batch: Batch, draws: Draws, noise_scale: float, decode_noise_scale: float) -> Float[Array, "N L E"]:
+    """Noise by time in denoiser rows, by token in decoder rows; the condition stays clean in both."""
+    level = jnp.where(draws.decode[:, None], draws.p, draws.t[:, None])[..., None]
+    scale = jnp.where(draws.decode, decode_noise_scale, noise_scale)[:, None, None]
+    z = level * batch.x + (1 - level) * scale * draws.eps
+    return jnp.where(batch.prefix[..., None], batch.x, z)
+
+
+def guided_target(
+    v: Float[Array, "N L E"], v_sc: Float[Array, "N L E"], v_no_sc: Float[Array, "N L E"], w: Float[Array, " N"]
+) -> Float[Array, "N L E"]:
+    """The target that makes one pass model the guided velocity (Eq. 5)."""
+    return jax.lax.stop_gradient(v + (1 - 1 / w)[:, None, None] * (v_sc - v_no_sc))
+
+
+def denoise_loss(v_hat: Float[Array, "N L E"], v_target: Float[Array, "N L E"]) -> Float[Array, "N L"]:
+    """Velocity-space error of an x-prediction network (Eq. 1), per token."""
+    return jnp.mean((v_hat - v_target) ** 2, axis=-1)
+
+
+def decode_loss(logits: Float[Array, "N L V"], s: Int[Array, "N L"]) -> Float[Array, "N L"]:
+    """Cross-entropy of the tokens (Eq. 2), per token."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, s)
+
+
+def token_losses(
+    model, batch: Batch, draws: Draws, slots: Slots, *, noise_scale: float, decode_noise_scale: float
+) -> Float[Array, "N L"]:
+    """Alg. 3 in the denoiser rows and Alg. 4 in the decoder rows of one batch; the loss of every token.
+
+    About 3.5 forward passes: the pass with gradients over all rows, and before it one without on the self-conditioned rows.
+    On these, the gradient pass is also the conditional term of the guided target.
+    """
+    first, last = slice(0, slots.decode), slice(slots.group - slots.self_cond, slots.group)
+    take, put = partial(take_rows, slots.group), partial(put_rows, len(draws.t), slots.group)
+    decode, self_cond = draws.decode[:, None], draws.self_cond[:, None, None]
+
+    z = corrupt(batch, draws, noise_scale, decode_noise_scale)
+    t = jnp.where(draws.decode, 1.0, draws.t)
+    no_sc = jnp.where((batch.prefix & ~decode)[..., None], batch.x, 0.0)  # a clean prefix, and zeros
+
+    x_no_sc = model.denoise(*(take(a, last) for a in (z, no_sc, t, draws.w)))
+    x_no_sc = jax.lax.stop_gradient(put(x_no_sc, last))
+    x_prev = jnp.where(self_cond & ~batch.prefix[..., None], x_no_sc, no_sc)
+
+    h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
+    v_hat, v = velocity(model.predict(h), z, t), velocity(batch.x, z, t)
+    v_target = jnp.where(self_cond, guided_target(v, v_hat, velocity(x_no_sc, z, t), draws.w), v)
+
+    ce = decode_loss(model.logits(take(h, first)), take(batch.s, first))
+    return jnp.where(decode, put(ce, first), denoise_loss(v_hat, v_target))
+
+
+def branch_sums(losses: Float[Array, "N L"], batch: Batch, draws: Draws) -> Float[Array, "2 2"]:
+    """Sum and number of the counted tokens, denoiser first. Each token weighs the same: 0.8 MSE + 0.2 CE in expectation."""
+    branches = batch.counts & ~draws.decode[:, None], batch.counts & draws.decode[:, None]
+    return jnp.stack([jnp.stack([jnp.sum(losses * branch), jnp.sum(branch)]) for branch in branches])
+
+
+# Distributions of the draws
+
+
 def logit_normal(normal: Float[Array, "*s"], mean: float, std: float) -> Float[Array, "*s"]:
     """Standard normal draws to times in (0, 1)."""
     return jax.nn.sigmoid(mean + std * normal)
@@ -60,7 +129,10 @@ def guidance_scale(u: Float[Array, "*s"], low: float, high: float) -> Float[Arra
     return (1 + low) * ((1 + high) / (1 + low)) ** u - 1
 
 
-def slots(n: int, p_decode: float, p_self_cond: float) -> Slots:
+# Slots: static places for the two rare roles, so that only as many rows as needed pay for them
+
+
+def make_slots(n: int, p_decode: float, p_self_cond: float) -> Slots:
     """The fewest slots that can hold both roles, in groups of up to 8 rows so that they split over devices."""
     group = math.gcd(n, 8)
     return Slots(group, math.ceil(group * p_decode), math.ceil(group * (1 - p_decode) * p_self_cond))
@@ -89,71 +161,3 @@ def put_rows(n: int, group: int, a: Shaped[Array, "M ..."], rows: slice) -> Shap
     blank = jnp.zeros((n // group, group, *a.shape[1:]), a.dtype)
     a = a.reshape(n // group, rows.stop - rows.start, *a.shape[1:])
     return rearrange(blank.at[:, rows].set(a), "n g ... -> (n g) ...")
-
-
-def velocity(
-    x: Float[Array, "N L E"], z: Float[Array, "N L E"], t: Float[Array, " N"], clip: float = MIN_REMAINING
-) -> Float[Array, "N L E"]:
-    """The velocity at z that leads to x at t = 1."""
-    return (x - z) / jnp.maximum(1 - t, clip)[:, None, None]
-
-
-def corrupt(batch: Batch, draws: Draws, noise_scale: float, decode_noise_scale: float) -> Float[Array, "N L E"]:
-    """Noise by time in denoiser rows, by token in decoder rows; the condition stays clean in both."""
-    level = jnp.where(draws.decode[:, None], draws.p, draws.t[:, None])[..., None]
-    scale = jnp.where(draws.decode, decode_noise_scale, noise_scale)[:, None, None]
-    z = level * batch.x + (1 - level) * scale * draws.eps
-    return jnp.where(batch.prefix[..., None], batch.x, z)
-
-
-def guided_target(
-    v: Float[Array, "N L E"], v_cond: Float[Array, "N L E"], v_null: Float[Array, "N L E"], w: Float[Array, " N"]
-) -> Float[Array, "N L E"]:
-    """The target that makes one pass model the guided velocity (Eq. 5)."""
-    return jax.lax.stop_gradient(v + (1 - 1 / w)[:, None, None] * (v_cond - v_null))
-
-
-def denoise_loss(v_hat: Float[Array, "N L E"], v_target: Float[Array, "N L E"]) -> Float[Array, "N L"]:
-    """Velocity-space error of an x-prediction network (Eq. 1), per token."""
-    return jnp.mean((v_hat - v_target) ** 2, axis=-1)
-
-
-def decode_loss(logits: Float[Array, "N L V"], s: Int[Array, "N L"]) -> Float[Array, "N L"]:
-    """Cross-entropy of the tokens (Eq. 2), per token."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, s)
-
-
-def token_losses(
-    model, batch: Batch, draws: Draws, slots: Slots, *, noise_scale: float, decode_noise_scale: float
-) -> Float[Array, "N L"]:
-    """Alg. 3 in the denoiser rows and Alg. 4 in the decoder rows of one batch; the loss of every token.
-
-    About 3.5 forward passes: the pass with gradients over all rows, and before it one without on the self-conditioned rows.
-    On these, the gradient pass is also the conditional term of the guided target.
-    """
-    first, last = slice(0, slots.decode), slice(slots.group - slots.self_cond, slots.group)
-    take, put = partial(take_rows, slots.group), partial(put_rows, len(draws.t), slots.group)
-    decode = draws.decode[:, None]
-    z = corrupt(batch, draws, noise_scale, decode_noise_scale)
-    t = jnp.where(draws.decode, 1.0, draws.t)
-    null = jnp.where((batch.prefix & ~decode)[..., None], batch.x, 0.0)
-
-    z_sc, null_sc, t_sc, w_sc = (take(a, last) for a in (z, null, t, draws.w))
-    x_null = jax.lax.stop_gradient(model.denoise(z_sc, null_sc, t_sc, w_sc))
-    x_null = jnp.where(take(batch.prefix, last)[..., None], null_sc, x_null)
-    self_cond = draws.self_cond[:, None, None]
-    x_prev = jnp.where(self_cond, put(x_null, last), null)
-
-    h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
-    v_hat = velocity(model.predict(h), z, t)
-    v = velocity(batch.x, z, t)
-    v_null = velocity(put(x_null, last), z, t)
-    v_target = jnp.where(self_cond, guided_target(v, v_hat, v_null, draws.w), v)
-
-    ce = decode_loss(model.logits(take(h, first)), take(batch.s, first))
-    return jnp.where(decode, put(ce, first), denoise_loss(v_hat, v_target))
-
-
-def mean_over(counts: Bool[Array, "N L"], losses: Float[Array, "N L"]) -> Float[Array, ""]:
-    """Every counted token weighs the same, so the expectation over branches is 0.8 MSE + 0.2 CE."""
-    return jnp.sum(losses * counts) / jnp.maximum(jnp.sum(counts), 1)

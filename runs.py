@@ -19,21 +19,22 @@ from errors import Refused
 from pretrained import dotted
 
 
-def claim(directory: Path, config: dict[str, Any], free: set[str]):
-    """Make the directory this configuration's own, or refuse if it was made by another; `free` fields may differ."""
+def refuse_others(directory: Path, config: dict[str, Any], free: set[str]):
+    """Refuse a directory that holds the run of another configuration; `free` fields may differ."""
     file = directory / "config.json"
-    if not file.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(config, indent=2) + "\n")
-        partial.rename(file)
-        return
-    made_with = json.loads(file.read_text())
+    made_with = json.loads(file.read_text()) if file.exists() else config
     fields = sorted((made_with.keys() | config.keys()) - free)
     differing = [f for f in fields if made_with.get(f) != config.get(f)]
     if differing:
         listed = ", ".join(f"{f} ({made_with.get(f)} there, {config.get(f)} now)" for f in differing)
         raise Refused(f"{directory} holds a run with other settings: {listed}. Choose another --name, or delete it.")
+
+
+def write_config(directory: Path, config: dict[str, Any]):
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / "config.json.partial"
+    partial.write_text(json.dumps(config, indent=2) + "\n")
+    partial.rename(directory / "config.json")
 
 
 class Metrics:
@@ -120,7 +121,6 @@ def restore_latest(manager: ocp.CheckpointManager, state):
     return type(state)(*restore(manager, step, **state._asdict()))
 
 
-def write_texts(directory: Path, name: str, texts: list[str]):
-    (directory / "samples").mkdir(exist_ok=True)
-    lines = (json.dumps({"text": text}, ensure_ascii=False) for text in texts)
-    (directory / "samples" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+def write_texts(file: Path, texts: list[str]):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))

@@ -67,21 +67,23 @@ class T5(eqx.Module):
 
 
 def corrupt_spans(
-    rng: np.random.Generator, s: np.ndarray, sentinels: list[int], eos: int, density: float, mean_span: float
+    rng: np.random.Generator, s: list[int], sentinels: list[int], eos: int, density: float, mean_span: float
 ) -> tuple[list[int], list[int]]:
     """T5's objective: spans give way to sentinels in the input, and the target spells them out."""
     n = max(1, round(len(s) * density))
-    spans = min(max(1, round(n / mean_span)), len(sentinels), len(s) - n)
+    spans = min(max(1, round(n / mean_span)), len(sentinels), len(s) - n + 1)
     cuts = np.sort(rng.choice(n - 1, spans - 1, replace=False)) + 1  # n masked tokens into `spans` spans
-    lengths = np.diff([0, *cuts, n])
-    gaps = np.sort(rng.choice(len(s) - n, spans, replace=False))  # each span follows another kept token, or starts the text
+    lengths = np.diff([0, *cuts, n]).tolist()
+    gaps = np.sort(
+        rng.choice(len(s) - n, spans, replace=False)
+    ).tolist()  # each span follows another kept token, or starts the text
     source, target, kept, hidden = [], [], 0, 0
     for i, (gap, length) in enumerate(zip(gaps, lengths, strict=True)):
         start = gap + hidden
         source += [*s[kept:start], sentinels[i]]
         target += [sentinels[i], *s[start : start + length]]
         kept, hidden = start + length, hidden + length
-    return [*source, *s[kept:]], [*target, eos]
+    return [*source, *s[kept:], eos], [*target, eos]
 
 
 def pad(rows: list[list[int]], length: int) -> np.ndarray:
@@ -100,10 +102,10 @@ def train_encoder(
     eos: int,
     steps: int,
     batch: int,
-    learning_rate: float = 1e-3,
-    density: float = 0.15,
-    mean_span: float = 3.0,
-    seed: int = 0,
+    learning_rate: float,
+    density: float,
+    mean_span: float,
+    seed: int,
 ) -> T5Encoder:
     """Train on padded rows of the given lengths: cosine learning rate, warm-up over 8% of the steps (0.4 of 5 epochs)."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, int(0.08 * steps), steps)
@@ -127,7 +129,7 @@ def train_encoder(
     for i in (bar := trange(steps, desc="encoder", unit="step")):
         rng = np.random.default_rng([seed, i])
         chosen = rng.choice(len(rows), batch, replace=False)
-        pairs = [corrupt_spans(rng, rows[j, : lengths[j]], sentinels, eos, density, mean_span) for j in chosen]
+        pairs = [corrupt_spans(rng, rows[j, : lengths[j]].tolist(), sentinels, eos, density, mean_span) for j in chosen]
         source, target = pad([a for a, _ in pairs], width), pad([b for _, b in pairs], longest)
         model, state, value = step(model, state, source, target)
         if i % 20 == 0:

@@ -11,10 +11,10 @@ sys.path.insert(0, str(ROOT))
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-MODULES = ["elf", "losses", "samplers", "pretrained"]
+MODULES = ["elf", "losses", "samplers", "pretrained", "scratch", "data"]
 with install_import_hook(MODULES, "beartype.beartype"):
+    import data  # noqa: F401
     import elf
-    import losses  # noqa: F401
     import pretrained
     import samplers  # noqa: F401
 

@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 import pytest
 from conftest import ROOT  # noqa: F401
 from numpy.testing import assert_allclose

@@ -1,0 +1,171 @@
+"""Measure ELF.
+
+python eval.py samples --run runs/stories-desk --w 2       sample texts from a run and score them
+python eval.py speed --model desk                          seconds, tokens/s and memory of a size on this machine
+"""
+
+import dataclasses
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+import data
+import losses
+import pretrained
+import runs
+import samplers
+import train
+from elf import ELF, SIZES
+from errors import Refused
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Sample texts from a run, write them as JSON lines and print what they are worth."""
+
+    run: Path
+    """Directory of a run."""
+    sampler: tyro.conf.OmitArgPrefixes[train.Sampler] = field(default_factory=train.Sampler)
+    num_samples: int = 512
+    """Texts to sample."""
+    seed: int = 0
+    """Of the noise."""
+    out: Path | None = None
+    """File to write; by default samples/ in the run."""
+
+    def __call__(self):
+        config, model, tokenizer = load_run(self.run)
+        corpus = data.load_corpus(config.data, config.length)
+        begun = time.time()
+        texts = train.sample_texts(config, self.sampler, model, tokenizer, self.num_samples, jax.random.key(self.seed))
+        settings = dataclasses.asdict(self.sampler) | dict(seed=self.seed)
+        out = self.out or self.run / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
+        runs.write_texts(out, texts)
+        print(train.report(corpus, texts))
+        print(f"\n{', '.join(f'{k} {v}' for k, v in settings.items())}; {time.time() - begun:.1f} s; {out}")
+
+
+def load_run(directory: Path) -> tuple[train.TrainConfig, ELF, object]:
+    """The configuration, averaged weights and tokenizer of a run."""
+    from transformers import AutoTokenizer
+
+    file = directory / "config.json"
+    if not file.exists():
+        raise Refused(f"--run {directory}: no run there (no config.json)")
+    config = train.config_from(json.loads(file.read_text()))
+    checkpoints = runs.open_checkpoints(directory, config.keep)
+    step = checkpoints.latest_step()
+    if step is None:
+        raise Refused(f"--run {directory}: it has no checkpoint yet")
+    tokenizer = AutoTokenizer.from_pretrained(directory / "tokenizer")
+    embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
+    mesh = train.make_mesh("1", 1)
+    like = jax.jit(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0)))
+    like = jax.device_put(like(), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    (model,) = runs.restore(checkpoints, step, ema=like)
+    return config, model, tokenizer
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Time the parts of a train step and of sampling on this machine, with random weights and data."""
+
+    model: str = "desk"
+    """Size of the network."""
+    length: int = 32
+    """Tokens per row."""
+    batch: int = 64
+    """Rows per step."""
+    vocab: int = 436
+    """Tokens of the vocabulary."""
+    embedding: int = 128
+    """Width of the embeddings."""
+    bottleneck: int = 128
+    """Width of the bottleneck."""
+    encoder_layers: int = 2
+    """Layers of the frozen encoder, which is as wide as the embeddings."""
+    repeats: int = 10
+    """Timed calls of each part; the median is shown."""
+
+    def __call__(self):
+        if self.model not in SIZES:
+            raise Refused(f"--model {self.model}: unknown; known are {', '.join(SIZES)}")
+        config = dataclasses.replace(
+            train.PRESETS["stories"], model=self.model, length=self.length, batch=self.batch, bottleneck=self.bottleneck
+        )
+        key = jax.random.key(0)
+        model = jax.jit(lambda: train.make_model(config, self.vocab, self.embedding, key))()
+        embedder = self.random_embedder(key)
+        n, length = self.batch, self.length
+        rows = data.Rows(jnp.ones((n, length), jnp.int32), jnp.full(n, length), jnp.zeros(n, jnp.int32))
+        slots = losses.make_slots(n, config.p_decode, config.p_self_cond)
+        draws, drop = train.draw(config, key, jnp.arange(n), length, self.embedding, slots.group)
+        batch = jax.jit(embedder.__call__)(rows, drop)
+        optimizer = train.make_optimizer(config)
+        state = train.State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
+        ts = samplers.uniform_grid(16)
+
+        def gradient(model, batch, draws):
+            def loss(model):
+                scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
+                return losses.token_losses(model, batch, draws, slots, **scales).mean()
+
+            return jax.grad(loss)(model)
+
+        parts = {
+            "forward": (ELF.denoise, (model, batch.x, batch.x, draws.t, draws.w)),
+            "losses and gradients": (gradient, (model, batch, draws)),
+            "encoder": (data.Embedder.__call__, (embedder, rows, drop)),
+            "optimizer": (optimizer.update, (model, state.optimizer, model)),
+            "whole step": (train.make_step(config, optimizer, jnp.float32), (state, embedder, rows, key)),
+            "sampling, 16 steps": (samplers.sample.__wrapped__, (model, batch.x, ts, key), dict(w=1.0, gamma=1.0)),
+        }
+        seconds = {}
+        print(f"{self.model}, {n} rows of {length} tokens on {jax.device_count()} {jax.devices()[0].device_kind}")
+        print(f"{'':24}{'seconds':>10}{'forwards':>10}{'tokens/s':>12}{'compile s':>11}")
+        for name, (function, args, *kwargs) in parts.items():
+            seconds[name], compile_seconds = self.time(function, args, *kwargs)
+            forwards, rate = seconds[name] / seconds["forward"], n * length / seconds[name]
+            print(f"{name:24}{seconds[name]:>10.4f}{forwards:>10.2f}{rate:>12,.0f}{compile_seconds:>11.1f}")
+        print(f"peak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+
+    def random_embedder(self, key) -> data.Embedder:
+        sizes = dict(vocab_size=self.vocab, d_model=self.embedding, num_layers=self.encoder_layers)
+        heads = max(1, self.embedding // 64)
+        sizes |= dict(num_heads=heads, d_kv=self.embedding // heads, d_ff=4 * self.embedding, feed_forward_proj="relu")
+        encoder = pretrained.t5_from_config(data.SCRATCH | sizes, key)
+        return data.Embedder(encoder, jnp.zeros(self.embedding), jnp.ones(self.embedding))
+
+    def time(self, function, args, kwargs=None) -> tuple[float, float]:
+        """Median seconds of a call, and seconds to compile it."""
+        begun = time.time()
+        compiled = jax.jit(function).lower(*args, **(kwargs or {})).compile()
+        compile_seconds, taken = time.time() - begun, []
+        for _ in range(self.repeats + 1):
+            begun = time.time()
+            jax.block_until_ready(compiled(*args, **(kwargs or {})))
+            taken.append(time.time() - begun)
+        return float(np.median(taken[1:])), compile_seconds
+
+
+Command = Annotated[Samples, tyro.conf.subcommand("samples")] | Annotated[Speed, tyro.conf.subcommand("speed")]
+
+
+def main():
+    try:
+        tyro.cli(Command, description=__doc__)()
+    except Refused as refusal:
+        sys.exit(f"error: {refusal}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Runs: the same on any mesh, whatever interrupts them, and loud about bad input."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT
+from numpy.testing import assert_allclose, assert_array_equal
+
+import data
+import pretrained
+import runs
+import train
+from errors import Refused
+from eval import load_run
+
+
+@pytest.fixture(scope="session")
+def encoder_directory(tmp_path_factory):
+    """A small untrained encoder for the words of the stories."""
+    vocab = len(data.load_corpus("stories", 32).tokenizer)
+    config = data.SCRATCH | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
+    directory = tmp_path_factory.mktemp("encoder")
+    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), config, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def small(encoder_directory):
+    """Settings of a run that takes seconds."""
+    settings = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=8, warmup_steps=2)
+    settings |= dict(log_every=1, save_every=3, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
+    return dataclasses.replace(train.PRESETS["stories"], **settings)
+
+
+@pytest.fixture(scope="session")
+def finished(small, tmp_path_factory):
+    """An uninterrupted run and its final state."""
+    config = dataclasses.replace(small, runs=tmp_path_factory.mktemp("runs"), name="whole")
+    return config, train.train(config)
+
+
+def curve(config, key="loss"):
+    return [line[key] for line in runs.read_metrics(config.directory)]
+
+
+def test_a_run_leaves_everything_needed_to_read_it(finished):
+    config, _ = finished
+    assert json.loads((config.directory / "config.json").read_text())["learning_rate"] == 0.01
+    assert train.config_from(json.loads((config.directory / "config.json").read_text())) == config
+    assert [line["step"] for line in runs.read_metrics(config.directory)] == list(range(1, 9))
+    assert len((config.directory / "samples" / "final.jsonl").read_text().splitlines()) == 16
+    assert (config.directory / "loss.png").stat().st_size > 10_000
+    assert (config.directory / "tokenizer" / "tokenizer.json").exists()
+    assert np.all(np.load(config.directory / "embedding.npz")["std"] > 0)
+
+
+def command(config):
+    """The command line that stands for a configuration."""
+    default, words = train.PRESETS["stories"], [sys.executable, "train.py"]
+    for field in dataclasses.fields(config):
+        if (value := getattr(config, field.name)) != getattr(default, field.name):
+            words += [f"--{field.name.replace('_', '-')}", str(value)]
+    return words
+
+
+def start(config, **kwargs):
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command(config), cwd=ROOT, env=env, **pipes, **kwargs)
+
+
+def wait_for_step(config, step, process):
+    deadline = time.time() + 240
+    while time.time() < deadline and process.poll() is None:
+        if any(line["step"] >= step for line in runs.read_metrics(config.directory)):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"never reached step {step}: {process.communicate()}")
+
+
+def final_weights(config):
+    return load_run(config.directory)[1]
+
+
+def test_killed_and_started_again_a_run_ends_with_the_same_weights(small, tmp_path):
+    """SIGKILL somewhere between checkpoints, then the same command: bitwise the uninterrupted run, metrics too."""
+    whole = dataclasses.replace(small, runs=tmp_path, name="whole", steps=300, save_every=40)
+    state = train.train(whole)
+    config = dataclasses.replace(whole, name="killed")
+    process = start(config)
+    wait_for_step(config, 1, process)
+    while runs.open_checkpoints(config.directory).latest_step() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert runs.read_metrics(config.directory)[-1]["step"] < 300, "killed too late to show anything"
+    again = start(config)
+    out, err = again.communicate(timeout=300)
+    assert again.returncode == 0, err
+    assert "continuing" in out
+    jax.tree.map(assert_array_equal, final_weights(config), state.ema)
+    assert curve(config) == curve(whole)
+
+
+def test_sigterm_saves_and_leaves_quietly(finished):
+    whole, _ = finished
+    config = dataclasses.replace(whole, name="terminated", steps=100_000, save_every=50_000)
+    process = start(config)
+    wait_for_step(config, 4, process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "saved; the same command continues" in out
+    saved = runs.open_checkpoints(config.directory).latest_step()
+    assert saved == runs.read_metrics(config.directory)[-1]["step"] >= 4
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2", "2x4"])
+def test_the_same_run_on_any_mesh(finished, mesh, tmp_path):
+    """Losses and weights over the whole run equal those of one device, up to the order of sums."""
+    whole, state = finished
+    config = dataclasses.replace(whole, runs=tmp_path, mesh=mesh)
+    spread = train.train(config)
+    assert_allclose(curve(config), curve(whole), rtol=1e-4)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=2e-3), spread.ema, state.ema)
+
+
+def test_twenty_steps_on_one_and_eight_devices_have_the_same_losses(small, tmp_path):
+    curves = []
+    for mesh in ("1", "8"):
+        config = dataclasses.replace(small, runs=tmp_path, name=mesh, mesh=mesh, steps=20, save_every=100)
+        train.train(config)
+        curves.append(curve(config))
+    assert_allclose(*curves, rtol=1e-3)
+    assert curves[0][-1] < curves[0][0]
+
+
+def test_accumulated_parts_make_the_same_step(finished, tmp_path):
+    whole, state = finished
+    config = dataclasses.replace(whole, runs=tmp_path, accumulate=2)
+    parts = train.train(config)
+    assert_allclose(curve(config), curve(whole), rtol=1e-4)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=2e-3), parts.ema, state.ema)
+
+
+def test_a_finished_run_is_not_trained_again(finished):
+    config, state = finished
+    again = train.train(config)
+    assert int(again.step) == config.steps
+    jax.tree.map(assert_array_equal, again.model, state.model)
+
+
+def test_layers_and_seeds_start_differently():
+    config = train.PRESETS["stories"]
+    one, two = (train.make_model(config, 50, 16, jax.random.key(seed)) for seed in (0, 1))
+    first, second = one.blocks.attend.qkv.weight[:2]
+    assert not jnp.allclose(first, second) and not jnp.allclose(one.blocks.attend.qkv.weight, two.blocks.attend.qkv.weight)
+
+
+def test_averaged_weights_follow_the_weights(small, tmp_path):
+    """After one step from equal weights, the average has moved by 1 - decay of the step."""
+    config = dataclasses.replace(small, ema=0.75)
+    corpus, embedder = train.prepare(config)
+    optimizer = train.make_optimizer(config)
+    state = train.init_state(config, optimizer, len(corpus.tokenizer), len(embedder.mean), train.make_mesh("1", 16))
+    state = state._replace(model=jax.tree.map(lambda a: a + 1.0, state.ema))
+    rows = data.Rows(*map(jnp.asarray, data.batch_rows(corpus.rows, 16, 0, 0)))
+    after, _ = jax.jit(train.make_step(config, optimizer, jnp.float32))(state, embedder, rows, jax.random.key(0))
+    expected = jax.tree.map(lambda e, m: 0.75 * e + 0.25 * m, state.ema, after.model)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), after.ema, expected)
+
+
+def test_bfloat16_computes_what_float32_does_roughly(finished, tmp_path):
+    whole, _ = finished
+    config = dataclasses.replace(whole, runs=tmp_path, precision="bfloat16")
+    state = train.train(config)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((state.model, state.ema)))
+    assert_allclose(curve(config), curve(whole), rtol=0.05)
+
+
+def test_paper_sizes_bring_the_settings_of_table_7():
+    b, m, large = (train.parse(["--model", size]) for size in ("elf-b", "elf-m", "elf-l"))
+    assert b.data == "owt" and b.encoder == "t5-small"
+    assert (b.length, b.bottleneck, b.batch, b.optimizer, b.learning_rate) == (1024, 128, 512, "muon", 0.002)
+    assert (b.t_mean, b.t_std, b.noise_scale, b.p_mean, b.p_std, b.decode_noise_scale) == (-1.5, 0.8, 2.0, 0.8, 0.8, 5.0)
+    assert (b.p_decode, b.p_self_cond, b.w_min, b.w_max, b.gamma) == (0.2, 0.5, 0.5, 5.0, 1.0)
+    assert (b.ema, b.clip, b.schedule) == (0.9999, 1.0, "constant")
+    assert [c.steps / 19_017 for c in (b, m, large)] == [5, 4, 3]
+    assert round(b.warmup_steps / 19_017, 2) == 0.5
+    assert train.parse(["--model", "elf-b", "--learning-rate", "0.1"]).learning_rate == 0.1
+
+
+# Fail loudly
+
+
+@pytest.mark.parametrize(
+    "flags, complaint",
+    [
+        (["--model", "elf-x"], "--model elf-x: unknown; known are elf-b, elf-m, elf-l"),
+        (["--data", "novels"], "--data novels: unknown; known are"),
+        (["--mesh", "16"], "--mesh 16 needs 16 devices and this machine has 8"),
+        (["--mesh", "two"], "--mesh two: give one number"),
+        (["--mesh", "8", "--batch", "12"], "--batch 12 does not divide over the 8 devices"),
+        (["--accumulate", "3"], "--accumulate 3 does not divide --batch 64"),
+        (["--batch", "0"], "--batch 0: must be at least 1"),
+        (["--batch", "200000"], "--batch 200000 is larger than the corpus"),
+        (["--p-decode", "1.5"], "--p-decode 1.5: must be between 0 and 1"),
+        (["--warmup-steps", "9999"], "--warmup-steps 9999 leaves nothing of --steps"),
+        (["--w-min", "0"], "guidance scales must be positive"),
+        (["--encoder", "nowhere"], "--encoder nowhere: no such directory"),
+        (["--length", "8"], "does not fit into rows of 8: raise --length"),
+        (["--wandb", "project"], "pip install wandb"),
+        (["--tensorboard"], "pip install tensorboardX"),
+    ],
+)
+def test_bad_input_gets_one_line_and_a_failing_exit(flags, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--runs", str(tmp_path), *flags])
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # set, so that main() does not start over
+    with pytest.raises(SystemExit) as exit:
+        train.main()
+    message = str(exit.value.code)
+    assert message.startswith("error: ") and complaint in message and "\n" not in message
+
+
+def test_an_unknown_flag_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--learning-rats", "1"])
+    with pytest.raises(SystemExit) as exit:
+        train.main()
+    assert exit.value.code not in (0, None) and "learning-rat" in capsys.readouterr().err
+
+
+def test_a_run_of_other_settings_is_refused_by_name(finished):
+    config, _ = finished
+    before = (config.directory / "config.json").read_text()
+    with pytest.raises(Refused, match=r"learning_rate \(0.01 there, 0.5 now\), seed \(0 there, 3 now\)"):
+        train.train(dataclasses.replace(config, learning_rate=0.5, seed=3))
+    assert (config.directory / "config.json").read_text() == before
+
+
+def test_what_does_not_change_the_numbers_may_change_on_resume(finished):
+    config, _ = finished
+    train.train(dataclasses.replace(config, mesh="8", log_every=2, num_samples=2))
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(finished):
+    config, state = finished
+    checkpoints = runs.open_checkpoints(config.directory)
+    narrow = jax.tree.map(lambda a: a[..., :1] if a.ndim else a, state.ema)
+    with pytest.raises(Refused, match="does not fit this model"):
+        runs.restore(checkpoints, checkpoints.latest_step(), ema=narrow)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(small, tmp_path):
+    config = dataclasses.replace(small, runs=tmp_path, learning_rate=1e30, clip=1e30, warmup_steps=1, optimizer="adamw")
+    with pytest.raises(Refused, match="the loss became nan by step"):
+        train.train(config)
+    kept = runs.open_checkpoints(config.directory).latest_step()
+    assert kept is None or kept < config.steps
+
+
+def test_the_learning_curve_falls(small, tmp_path):
+    config = dataclasses.replace(small, runs=tmp_path, steps=60, save_every=100, log_every=20)
+    train.train(config)
+    assert np.all(np.diff(curve(config, "ce")) < 0) and curve(config, "mse")[-1] < curve(config, "mse")[0]
+
+
+def test_help_shows_the_defaults_of_the_chosen_preset(monkeypatch, capsys):
+    for flags, shown in [(["--model", "elf-b"], "default: 1024"), ([], "default: 32")]:
+        with pytest.raises(SystemExit):
+            train.parse([*flags, "--help"])
+        assert shown in capsys.readouterr().out
+
+
+def test_paths_are_relative_to_where_one_is():
+    assert not train.PRESETS["stories"].directory.is_absolute() and Path("runs") in train.PRESETS["stories"].directory.parents
