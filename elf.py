@@ -20,7 +20,7 @@ SIZES = {
     "elf-b": dict(depth=12, width=768, heads=12),
     "elf-m": dict(depth=24, width=1056, heads=16),
     "elf-l": dict(depth=32, width=1280, heads=16),
-    "desk": dict(depth=4, width=192, heads=4),
+    "desk": dict(depth=4, width=128, heads=4),
     "tiny": dict(depth=2, width=48, heads=4),
 }
 CONTROL_TOKENS = 4  # of each kind: time, guidance scale, mode

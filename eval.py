@@ -71,8 +71,7 @@ def load_run(directory: Path) -> tuple[train.TrainConfig, ELF, object]:
     mesh = train.make_mesh("1", 1)
     like = jax.jit(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0)))
     like = jax.device_put(like(), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    (model,) = runs.restore(checkpoints, step, ema=like)
-    return config, model, tokenizer
+    return config, runs.restore(checkpoints, step, {"ema": like})["ema"], tokenizer
 
 
 @dataclass(frozen=True)

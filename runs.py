@@ -77,7 +77,8 @@ def plot_losses(directory: Path):
 
 def open_checkpoints(directory: Path, keep: int = 2) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True)
-    return ocp.CheckpointManager((directory / "checkpoints").absolute(), options=options)
+    handlers = {part: ocp.StandardCheckpointHandler() for part in ("step", "model", "ema", "optimizer")}
+    return ocp.CheckpointManager((directory / "checkpoints").absolute(), options=options, item_handlers=handlers)
 
 
 def flat(tree) -> dict[str, jax.Array]:
@@ -90,8 +91,8 @@ def save(manager: ocp.CheckpointManager, step: int, state):
     manager.save(step, args=ocp.args.Composite(**parts))
 
 
-def restore(manager: ocp.CheckpointManager, step: int, **likes) -> list:
-    """Parts of the state saved at `step`, each with the shapes, types and shardings of its `like`."""
+def restore(manager: ocp.CheckpointManager, step: int, likes: dict[str, Any]) -> dict[str, Any]:
+    """Parts of the state saved at `step`, each with the shapes, types and shardings of what is given under its name."""
     args = {name: ocp.args.StandardRestore(jax.tree.map(abstract, flat(like))) for name, like in likes.items()}
     saved = manager.item_metadata(step)
     for name, like in likes.items():
@@ -101,7 +102,7 @@ def restore(manager: ocp.CheckpointManager, step: int, **likes) -> list:
             odd = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
             raise Refused(f"{manager.directory}: checkpoint {step} does not fit this model: {', '.join(odd[:5])} differ")
     arrays = manager.restore(step, args=ocp.args.Composite(**args))
-    return [unflatten(arrays[name], like) for name, like in likes.items()]
+    return {name: unflatten(arrays[name], like) for name, like in likes.items()}
 
 
 def unflatten(arrays: dict[str, jax.Array], like):
@@ -118,7 +119,7 @@ def restore_latest(manager: ocp.CheckpointManager, state):
     if step is None:
         return state
     print(f"continuing {manager.directory.parent} from step {step}")
-    return type(state)(*restore(manager, step, **state._asdict()))
+    return type(state)(**restore(manager, step, state._asdict()))
 
 
 def write_texts(file: Path, texts: list[str]):
