@@ -26,7 +26,7 @@ SIZES = {
 CONTROL_TOKENS = 4  # of each kind: time, guidance scale, mode
 DENOISE, DECODE = 0.0, 1.0
 
-Rope = tuple[Float[Array, "T half"], Float[Array, "T half"]]
+Rope = tuple[Float[Array, "T d"], Float[Array, "T d"]]
 
 
 class Linear(eqx.Module):
@@ -79,17 +79,22 @@ class ScalarTokens(eqx.Module):
 
 
 def rope_angles(length: int, head_dim: int) -> Rope:
-    """Rotations for text positions 0…L−1; the control tokens before them are not rotated."""
+    """Cosines and signed sines for text positions 0…L−1; the control tokens before them are not rotated."""
     frequencies = 10_000 ** (-jnp.arange(0, head_dim, 2) / head_dim)
     positions = jnp.concatenate([jnp.zeros(3 * CONTROL_TOKENS), jnp.arange(length)])
-    angles = positions[:, None] * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(positions[:, None] * frequencies), jnp.sin(positions[:, None] * frequencies)
+    return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
 
 
-def rotate(q: Float[Array, "*n T heads d"], rope: Rope) -> Float[Array, "*n T heads d"]:
-    cos, sin = (r[:, None, :].astype(q.dtype) for r in rope)
-    even, odd = q[..., 0::2], q[..., 1::2]
-    return rearrange([even * cos - odd * sin, odd * cos + even * sin], "pair ... half -> ... (half pair)")
+def rotate(q: Float[Array, "*n T d"], rope: Rope) -> Float[Array, "*n T d"]:
+    """RoPE on the pairs (i, i + d/2). Released code pairs neighbours: the same up to the order of channels, but slower."""
+    cos, sin = (r.astype(q.dtype) for r in rope)
+    return q * cos + jnp.roll(q, q.shape[-1] // 2, axis=-1) * sin
+
+
+def attend(q: Float[Array, "*n T d"], k: Float[Array, "*n T d"], v: Float[Array, "*n T d"]) -> Float[Array, "*n T d"]:
+    scores = (q @ rearrange(k, "... T d -> ... d T")).astype(jnp.float32) * q.shape[-1] ** -0.5
+    return jax.nn.softmax(scores).astype(v.dtype) @ v
 
 
 class Attention(eqx.Module):
@@ -110,9 +115,9 @@ class Attention(eqx.Module):
         self.heads = heads
 
     def __call__(self, h: Float[Array, "*n T D"], rope: Rope) -> Float[Array, "*n T D"]:
-        q, k, v = rearrange(self.qkv(h), "... (qkv heads d) -> qkv ... heads d", qkv=3, heads=self.heads)
+        q, k, v = rearrange(self.qkv(h), "... T (qkv heads d) -> qkv ... heads T d", qkv=3, heads=self.heads)
         q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
-        return self.out(rearrange(jax.nn.dot_product_attention(q, k, v), "... heads d -> ... (heads d)"))
+        return self.out(rearrange(attend(q, k, v), "... heads T d -> ... T (heads d)"))
 
 
 class SwiGLU(eqx.Module):

@@ -43,6 +43,9 @@ class Samples:
     """File to write; by default samples/ in the run."""
 
     def __call__(self):
+        for flag, value in (("num-samples", self.num_samples), ("steps", self.sampler.steps)):
+            if value < 1:
+                raise Refused(f"--{flag} {value}: must be at least 1")
         config, model, tokenizer = load_run(self.run)
         corpus = data.load_corpus(config.data, config.length)
         begun = time.time()
@@ -109,7 +112,7 @@ class Speed:
         slots = losses.make_slots(n, config.p_decode, config.p_self_cond)
         draws, drop = train.draw(config, key, jnp.arange(n), length, self.embedding, slots.group)
         batch = jax.jit(embedder.__call__)(rows, drop)
-        optimizer = train.make_optimizer(config)
+        optimizer = train.optimizer_of(config)
         state = train.State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
         ts = samplers.uniform_grid(16)
 
@@ -167,4 +170,5 @@ def main():
 
 
 if __name__ == "__main__":
+    train.huge_pages()
     main()

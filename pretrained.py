@@ -262,14 +262,25 @@ RELEASED_NAMES = {
 
 
 def from_released(like: ELF, weights: Mapping[str, np.ndarray]) -> ELF:
-    """`like` with the released weights, given under their Flax paths. Every weight must be there and fit."""
+    """`like` with the released weights, given under their Flax paths. Every weight must be there and fit.
+
+    Released RoPE pairs neighbouring channels of a head and ours its halves, so the channels of q and k change order.
+    """
+    d = like.blocks.attend.q_norm.weight.shape[-1]
+    halves = np.r_[0:d:2, 1:d:2]
 
     def fetch(path, leaf):
-        name = RELEASED_NAMES[dotted(path)]
+        key = dotted(path)
+        name = RELEASED_NAMES[key]
         if "{}" in name:
             value = np.stack([weights[name.format(i)] for i in range(like.depth)])
         else:
             value = weights[name]
+        if key.startswith(("blocks.attend.q_norm", "blocks.attend.k_norm")):
+            value = value[..., halves]
+        if key.startswith("blocks.attend.qkv"):
+            q, k, v = np.split(value.reshape(*value.shape[:-1], -1, d), 3, axis=-2)
+            value = np.concatenate([q[..., halves], k[..., halves], v], axis=-2)
         return jnp.asarray(np.reshape(value, leaf.shape), leaf.dtype)
 
     arrays, static = eqx.partition(like, eqx.is_array)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from tqdm import trange
 
 from elf import RMSNorm
+from optimizers import make_optimizer, warmed_up
 from pretrained import T5Attention, T5Encoder, T5FeedForward, relative_bias, t5_from_config
 
 
@@ -49,7 +50,7 @@ class T5(eqx.Module):
         k1, k2, k3 = jax.random.split(key, 3)
         self.encoder = t5_from_config(config, k1)
         self.position_bias = config["d_model"] ** -0.5 * jax.random.normal(k2, self.encoder.position_bias.shape)
-        self.blocks = eqx.filter_vmap(lambda k: DecoderBlock(config, key=k))(jax.random.split(k3, config["num_layers"]))
+        self.blocks = eqx.filter_vmap(lambda k: DecoderBlock(config, key=k))(jax.random.split(k3, config["num_decoder_layers"]))
         self.norm = RMSNorm(config["d_model"])
 
     def __call__(self, s: Int[Array, "N L"], target: Int[Array, "N T"]) -> Float[Array, "N T V"]:
@@ -66,17 +67,20 @@ class T5(eqx.Module):
         return self.norm(h) @ self.encoder.embed.T * h.shape[-1] ** -0.5
 
 
+def span_counts(length: int, density: float, mean_span: float, sentinels: int) -> tuple[int, int]:
+    """How many tokens of a text are hidden, and in how many spans."""
+    hidden = max(1, round(length * density))
+    return hidden, min(max(1, round(hidden / mean_span)), sentinels, length - hidden + 1)
+
+
 def corrupt_spans(
     rng: np.random.Generator, s: list[int], sentinels: list[int], eos: int, density: float, mean_span: float
 ) -> tuple[list[int], list[int]]:
     """T5's objective: spans give way to sentinels in the input, and the target spells them out."""
-    n = max(1, round(len(s) * density))
-    spans = min(max(1, round(n / mean_span)), len(sentinels), len(s) - n + 1)
-    cuts = np.sort(rng.choice(n - 1, spans - 1, replace=False)) + 1  # n masked tokens into `spans` spans
+    n, spans = span_counts(len(s), density, mean_span, len(sentinels))
+    cuts = np.sort(rng.choice(n - 1, spans - 1, replace=False)) + 1  # n hidden tokens into `spans` spans
     lengths = np.diff([0, *cuts, n]).tolist()
-    gaps = np.sort(
-        rng.choice(len(s) - n, spans, replace=False)
-    ).tolist()  # each span follows another kept token, or starts the text
+    gaps = np.sort(rng.choice(len(s) - n + 1, spans, replace=False)).tolist()  # kept tokens before each span
     source, target, kept, hidden = [], [], 0, 0
     for i, (gap, length) in enumerate(zip(gaps, lengths, strict=True)):
         start = gap + hidden
@@ -105,13 +109,16 @@ def train_encoder(
     learning_rate: float,
     density: float,
     mean_span: float,
+    embed_std: float,
     seed: int,
 ) -> T5Encoder:
-    """Train on padded rows of the given lengths: cosine learning rate, warm-up over 8% of the steps (0.4 of 5 epochs)."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, int(0.08 * steps), steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    """Train on padded rows of the given lengths by Muon; cosine learning rate, warm-up over 8% of the steps (0.4 of 5 epochs)."""
+    optimizer = make_optimizer("muon", warmed_up(learning_rate, int(0.08 * steps), steps, "cosine"))
     model = T5(config, key=jax.random.key(seed))
-    width = rows.shape[1]
+    model = eqx.tree_at(lambda m: m.encoder.embed, model, embed_std * model.encoder.embed)
+    length = rows.shape[1]
+    hidden, spans = span_counts(length, density, mean_span, len(sentinels))
+    source_length, target_length = length - hidden + spans + 1, hidden + spans + 1
 
     def loss(model, s, target):
         logits = model(s, target)
@@ -121,16 +128,15 @@ def train_encoder(
     @jax.jit
     def step(model, state, s, target):
         value, grads = jax.value_and_grad(loss)(model, s, target)
-        updates, state = optimizer.update(grads, state)
+        updates, state = optimizer.update(grads, state, model)
         return optax.apply_updates(model, updates), state, value
 
     state = optimizer.init(model)
-    longest = 2 * int(width * density) + 4
     for i in (bar := trange(steps, desc="encoder", unit="step")):
         rng = np.random.default_rng([seed, i])
         chosen = rng.choice(len(rows), batch, replace=False)
         pairs = [corrupt_spans(rng, rows[j, : lengths[j]].tolist(), sentinels, eos, density, mean_span) for j in chosen]
-        source, target = pad([a for a, _ in pairs], width), pad([b for _, b in pairs], longest)
+        source, target = pad([a for a, _ in pairs], source_length), pad([b for _, b in pairs], target_length)
         model, state, value = step(model, state, source, target)
         if i % 20 == 0:
             bar.set_postfix(loss=f"{value:.3f}")

@@ -38,6 +38,7 @@ import runs
 import samplers
 from elf import ELF, SIZES
 from errors import Refused
+from optimizers import make_optimizer, warmed_up
 
 
 @dataclass(frozen=True)
@@ -226,35 +227,6 @@ def check(config: TrainConfig):
             raise Refused(f"logging to {package} was asked for and it is not installed: pip install {package}")
 
 
-# The optimizer
-
-
-def muon_dimensions(model: ELF):
-    """Muon takes every matrix as (in, out), layer by layer where stacked; None (Adam) for biases, norms and learned tokens."""
-
-    def dimensions(path, leaf):
-        is_matrix = isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "weight"
-        stacked = path[0].name == "blocks"
-        if not is_matrix or leaf.ndim != 2 + stacked:
-            return None
-        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
-
-    return jax.tree_util.tree_map_with_path(dimensions, model)
-
-
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    rest = optax.constant_schedule(config.learning_rate)
-    if config.schedule == "cosine":
-        rest = optax.cosine_decay_schedule(config.learning_rate, config.steps - config.warmup_steps)
-    warmup = optax.linear_schedule(0.0, config.learning_rate, max(config.warmup_steps, 1))
-    rate = optax.join_schedules([warmup, rest], [config.warmup_steps])
-    if config.optimizer == "muon":
-        update = optax.contrib.muon(rate, muon_weight_dimension_numbers=muon_dimensions)
-    else:
-        update = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.0)
-    return optax.chain(optax.clip_by_global_norm(config.clip), update)
-
-
 # One step: rows -> x -> draws -> losses -> gradients -> clip -> Muon -> EMA
 
 
@@ -284,6 +256,11 @@ def draw(
 
 def cast(tree, dtype):
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
+    rate = warmed_up(config.learning_rate, config.warmup_steps, config.steps, config.schedule)
+    return make_optimizer(config.optimizer, rate, config.clip)
 
 
 def make_step(config: TrainConfig, optimizer, dtype) -> Callable:
@@ -483,7 +460,7 @@ def train(config: TrainConfig) -> State:
     runs.write_config(config.directory, config.as_json())
     np.savez(config.directory / "embedding.npz", mean=embedder.mean, std=embedder.std)
     corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
-    optimizer = make_optimizer(config)
+    optimizer = optimizer_of(config)
     state = init_state(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh)
     checkpoints = runs.open_checkpoints(config.directory, config.keep)
     state = runs.restore_latest(checkpoints, state)

@@ -1,5 +1,6 @@
 """Shape annotations are enforced in every test: jaxtyping checks each call of the modules named here."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 MODULES = ["elf", "losses", "samplers", "pretrained", "scratch", "data"]
 with install_import_hook(MODULES, "beartype.beartype"):
-    import data  # noqa: F401
+    import data
     import elf
     import pretrained
     import samplers  # noqa: F401
@@ -21,6 +22,8 @@ with install_import_hook(MODULES, "beartype.beartype"):
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+import train  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -45,3 +48,28 @@ def golden_model(golden):
         c["depth"], c["hidden"], c["heads"], vocab=c["vocab"], embedding=c["enc"], bottleneck=c["bott"], key=jax.random.key(0)
     )
     return pretrained.from_released(like, released("params/", arrays))
+
+
+@pytest.fixture(scope="session")
+def encoder_directory(tmp_path_factory):
+    """A small untrained encoder for the words of the stories."""
+    vocab = len(data.load_corpus("stories", 32).tokenizer)
+    config = data.SCRATCH | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
+    directory = tmp_path_factory.mktemp("encoder")
+    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), config, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def small(encoder_directory):
+    """Settings of a run that takes seconds."""
+    settings = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2)
+    settings |= dict(log_every=1, save_every=9, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
+    return dataclasses.replace(train.PRESETS["stories"], **settings)
+
+
+@pytest.fixture(scope="session")
+def finished(small, tmp_path_factory):
+    """An uninterrupted run and its final state."""
+    config = dataclasses.replace(small, runs=tmp_path_factory.mktemp("runs"), name="whole")
+    return config, train.train(config)

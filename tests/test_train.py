@@ -17,36 +17,10 @@ from conftest import ROOT
 from numpy.testing import assert_allclose, assert_array_equal
 
 import data
-import pretrained
 import runs
 import train
 from errors import Refused
 from eval import load_run
-
-
-@pytest.fixture(scope="session")
-def encoder_directory(tmp_path_factory):
-    """A small untrained encoder for the words of the stories."""
-    vocab = len(data.load_corpus("stories", 32).tokenizer)
-    config = data.SCRATCH | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
-    directory = tmp_path_factory.mktemp("encoder")
-    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), config, directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def small(encoder_directory):
-    """Settings of a run that takes seconds."""
-    settings = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2)
-    settings |= dict(log_every=1, save_every=9, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
-    return dataclasses.replace(train.PRESETS["stories"], **settings)
-
-
-@pytest.fixture(scope="session")
-def finished(small, tmp_path_factory):
-    """An uninterrupted run and its final state."""
-    config = dataclasses.replace(small, runs=tmp_path_factory.mktemp("runs"), name="whole")
-    return config, train.train(config)
 
 
 def curve(config, key="loss"):
@@ -162,7 +136,7 @@ def test_averaged_weights_follow_the_weights(small, tmp_path):
     """After one step from equal weights, the average has moved by 1 - decay of the step."""
     config = dataclasses.replace(small, ema=0.75)
     corpus, embedder = train.prepare(config)
-    optimizer = train.make_optimizer(config)
+    optimizer = train.optimizer_of(config)
     state = train.init_state(config, optimizer, len(corpus.tokenizer), len(embedder.mean), train.make_mesh("1", 16))
     state = state._replace(model=jax.tree.map(lambda a: a + 1.0, state.ema))
     rows = data.Rows(*map(jnp.asarray, data.batch_rows(corpus.rows, 16, 0, 0)))

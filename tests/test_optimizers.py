@@ -7,6 +7,7 @@ import optax
 from conftest import released
 from numpy.testing import assert_allclose
 
+import optimizers
 import pretrained
 import train
 
@@ -15,7 +16,7 @@ def test_three_muon_steps_match_the_released_ones(golden, golden_model):
     """Every weight, stacked as it is really stored, is routed and scaled as the released optimizer does; the clip acts too."""
     g = golden("muon")
     config = dataclasses.replace(train.preset("elf-b", None), learning_rate=float(g["lr"]), warmup_steps=0)
-    optimizer = train.make_optimizer(config)
+    optimizer = train.optimizer_of(config)
     update = jax.jit(lambda grads, state, model: optimizer.update(grads, state, model))
     model, state = golden_model, optimizer.init(golden_model)
     for i in range(3):
@@ -27,7 +28,7 @@ def test_three_muon_steps_match_the_released_ones(golden, golden_model):
 
 
 def test_muon_takes_exactly_the_matrices(golden_model):
-    dimensions = train.muon_dimensions(golden_model)
+    dimensions = optimizers.muon_dimensions(golden_model)
     leaves = jax.tree_util.tree_leaves_with_path(dimensions, is_leaf=lambda d: isinstance(d, optax.contrib.MuonDimensionNumbers))
     taken = {pretrained.dotted(path) for path, _ in leaves}
     matrices = {ours for ours, theirs in pretrained.RELEASED_NAMES.items() if "kernel" in theirs}
@@ -37,7 +38,7 @@ def test_muon_takes_exactly_the_matrices(golden_model):
 def test_learning_rate_warms_up_from_zero_and_stays_or_decays():
     config = dataclasses.replace(train.PRESETS["stories"], optimizer="adamw", steps=100, warmup_steps=10, learning_rate=1.0)
     for schedule, end in [("constant", 1.0), ("cosine", 0.0)]:
-        optimizer = train.make_optimizer(dataclasses.replace(config, schedule=schedule))
+        optimizer = train.optimizer_of(dataclasses.replace(config, schedule=schedule))
         params = jnp.zeros(1)
         state, moved = optimizer.init(params), []
         for _ in range(100):
