@@ -187,7 +187,7 @@ SCRATCH = dict(
     relative_attention_num_buckets=32,
     relative_attention_max_distance=128,
 )
-RECIPE = dict(steps=1_500, batch=32, learning_rate=1e-2, density=0.5, mean_span=3.0, embed_std=0.5, seed=0)
+RECIPE = dict(steps=1_500, batch=32, learning_rate=1e-2, density=0.5, mean_span=3.0, embed_std=0.7, seed=0)
 
 
 def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
