@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from attention import attend
+
 SIZES = {
     "elf-b": dict(depth=12, width=768, heads=12),
     "elf-m": dict(depth=24, width=1056, heads=16),
@@ -90,11 +92,6 @@ def rotate(q: Float[Array, "*n T d"], rope: Rope) -> Float[Array, "*n T d"]:
     """RoPE on the pairs (i, i + d/2). Released code pairs neighbours: the same up to the order of channels, but slower."""
     cos, sin = (r.astype(q.dtype) for r in rope)
     return q * cos + jnp.roll(q, q.shape[-1] // 2, axis=-1) * sin
-
-
-def attend(q: Float[Array, "*n T d"], k: Float[Array, "*n T d"], v: Float[Array, "*n T d"]) -> Float[Array, "*n T d"]:
-    scores = (q @ rearrange(k, "... T d -> ... d T")).astype(jnp.float32) * q.shape[-1] ** -0.5
-    return jax.nn.softmax(scores).astype(v.dtype) @ v
 
 
 class Attention(eqx.Module):

@@ -62,6 +62,7 @@ def plot_losses(directory: Path):
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
 
     lines = read_metrics(directory)
     steps = [line["step"] for line in lines]
@@ -70,7 +71,10 @@ def plot_losses(directory: Path):
     for axis, key, title in panels:
         axis.plot(steps, [line[key] for line in lines], lw=1)
         axis.set(title=title, xlabel="step", yscale="log")
-        axis.grid(alpha=0.3, which="both")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.grid(alpha=0.3)
     figure.savefig(directory / "loss.png", dpi=120)
     plt.close(figure)
 

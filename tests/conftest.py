@@ -6,13 +6,14 @@ import os
 import sys
 from pathlib import Path
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-MODULES = ["elf", "losses", "samplers", "pretrained", "scratch", "data"]
+MODULES = ["attention", "elf", "losses", "samplers", "pretrained", "scratch", "data"]
 with install_import_hook(MODULES, "beartype.beartype"):
     import data
     import elf
