@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -50,11 +52,20 @@ class Corpus:
         return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in self.rows)).hexdigest()[:16]
 
 
-def batch_rows(rows: Rows, size: int, seed: int, step: int) -> Rows:
-    """The batch of a step, a function of (seed, step) alone: every epoch is one shuffled pass."""
-    epoch, k = divmod(step, len(rows.s) // size)
-    chosen = shuffled(len(rows.s), seed, epoch)[k * size : (k + 1) * size]
-    return Rows(*(a[chosen] for a in rows))
+def batch_indices(rows: int, size: int, seed: int, step: int) -> np.ndarray:
+    """Which rows make the batch of a step, a function of (seed, step) alone: every epoch is one shuffled pass."""
+    epoch, k = divmod(step, rows // size)
+    return shuffled(rows, seed, epoch)[k * size : (k + 1) * size]
+
+
+def prefetched(load: Callable[[int], Any], first: int, end: int, ahead: int = 2) -> Iterator:
+    """load(first), load(first + 1), … up to `end`, loaded in the background before they are asked for."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = deque(pool.submit(load, i) for i in range(first, min(first + ahead, end)))
+        for i in range(first + ahead, end + ahead):
+            if i < end:
+                waiting.append(pool.submit(load, i))
+            yield waiting.popleft().result()
 
 
 @lru_cache(maxsize=2)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from jax.sharding import Mesh
 
 import data
 import losses
@@ -26,6 +27,7 @@ import samplers
 import train
 from elf import ELF, SIZES
 from errors import Refused
+from mesh import everywhere, make_mesh
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Samples:
     """Texts to sample."""
     seed: int = 0
     """Of the noise."""
+    mesh: str = "1"
+    """Devices that share the work, as in train.py."""
     out: Path | None = None
     """File to write; by default samples/ in the run."""
 
@@ -46,10 +50,13 @@ class Samples:
         for flag, value in (("num-samples", self.num_samples), ("steps", self.sampler.steps)):
             if value < 1:
                 raise Refused(f"--{flag} {value}: must be at least 1")
-        config, model, tokenizer = load_run(self.run)
+        mesh = make_mesh(self.mesh, 0)
+        config, model, tokenizer = load_run(self.run, mesh)
         corpus = data.load_corpus(config.data, config.length)
         begun = time.time()
-        texts = train.sample_texts(config, self.sampler, model, tokenizer, self.num_samples, jax.random.key(self.seed))
+        key = jax.random.key(self.seed)
+        with jax.set_mesh(mesh):
+            texts = train.sample_texts(config, self.sampler, model, tokenizer, self.num_samples, key, mesh)
         settings = dataclasses.asdict(self.sampler) | dict(seed=self.seed)
         out = self.out or self.run / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
         runs.write_texts(out, texts)
@@ -57,7 +64,7 @@ class Samples:
         print(f"\n{', '.join(f'{k} {v}' for k, v in settings.items())}; {time.time() - begun:.1f} s; {out}")
 
 
-def load_run(directory: Path) -> tuple[train.TrainConfig, ELF, object]:
+def load_run(directory: Path, mesh: Mesh) -> tuple[train.TrainConfig, ELF, object]:
     """The configuration, averaged weights and tokenizer of a run."""
     from transformers import AutoTokenizer
 
@@ -71,10 +78,8 @@ def load_run(directory: Path) -> tuple[train.TrainConfig, ELF, object]:
         raise Refused(f"--run {directory}: it has no checkpoint yet")
     tokenizer = AutoTokenizer.from_pretrained(directory / "tokenizer")
     embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
-    mesh = train.make_mesh("1", 1)
-    like = jax.jit(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0)))
-    like = jax.device_put(like(), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    return config, runs.restore(checkpoints, step, {"ema": like})["ema"], tokenizer
+    make = jax.jit(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0)), out_shardings=everywhere(mesh))
+    return config, runs.restore(checkpoints, step, {"ema": make()})["ema"], tokenizer
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class Speed:
             "losses and gradients": (gradient, (model, batch, draws)),
             "encoder": (data.Embedder.__call__, (embedder, rows, drop)),
             "optimizer": (optimizer.update, (model, state.optimizer, model)),
-            "whole step": (train.make_step(config, optimizer, jnp.float32), (state, embedder, rows, key)),
+            "whole step": (train.make_step(config, optimizer, jnp.float32, make_mesh("1", n)), (state, embedder, rows, key)),
             "sampling, 16 steps": (samplers.sample.__wrapped__, (model, batch.x, ts, key), dict(w=1.0, gamma=1.0)),
         }
         seconds = {}

@@ -26,8 +26,8 @@ import numpy as np
 import optax
 import tyro
 from einops import rearrange
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from tqdm import tqdm
 
@@ -38,6 +38,7 @@ import runs
 import samplers
 from elf import ELF, SIZES
 from errors import Refused
+from mesh import ALL, by_row, chief_first, everywhere, fetch, is_chief, join_processes, make_mesh, place_rows, split
 from optimizers import make_optimizer, warmed_up
 
 
@@ -113,7 +114,13 @@ class TrainConfig:
     """Texts sampled and scored at the end."""
 
     mesh: str = "1"
-    """Devices: 64 is 64 data shards, 16x4 is 16 data shards with the state of each spread over 4."""
+    """Devices: 64 is 64 data shards, 16x4 is 16 data shards with the weights of each split over 4."""
+    coordinator: str = ""
+    """Address (host:port) of process 0, where JAX cannot find the processes of a run by itself."""
+    processes: int = 1
+    """Number of processes, if a coordinator is given."""
+    process_id: int = 0
+    """Which of them this is."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; auto is bfloat16 on TPU and GPU and float32 on CPU. State is always float32."""
     remat: bool = False
@@ -148,8 +155,8 @@ def config_from(values: dict[str, Any]) -> TrainConfig:
 
 
 # Fields that may change when a run is continued: they do not change what is computed.
-FREE = {"name", "runs", "cache", "mesh", "remat", "num_samples", "sample_steps", "w", "gamma"}
-FREE |= {"log_every", "sample_every", "save_every", "keep", "wandb", "tensorboard"}
+FREE = {"name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat", "num_samples", "sample_steps"}
+FREE |= {"w", "gamma", "log_every", "sample_every", "save_every", "keep", "wandb", "tensorboard"}
 
 OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
 PRESETS = {
@@ -263,7 +270,7 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
     return make_optimizer(config.optimizer, rate, config.clip)
 
 
-def make_step(config: TrainConfig, optimizer, dtype) -> Callable:
+def make_step(config: TrainConfig, optimizer, dtype, mesh: Mesh) -> Callable:
     """The train step: (state, embedder, rows, key) -> state, metrics."""
     slots = losses.make_slots(config.batch // config.accumulate, config.p_decode, config.p_self_cond)
     scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
@@ -281,12 +288,13 @@ def make_step(config: TrainConfig, optimizer, dtype) -> Callable:
 
     def step(state: State, embedder: data.Embedder, rows: data.Rows, key: PRNGKeyArray):
         key = jax.random.fold_in(key, state.step)
-        split = partial(rearrange, pattern="(m k g) ... -> k (m g) ...", k=config.accumulate, g=slots.group)
-        parts = jax.tree.map(split, (rows, jnp.arange(config.batch)))
+        in_parts = partial(rearrange, pattern="(m k g) ... -> k (m g) ...", k=config.accumulate, g=slots.group)
+        parts = jax.tree.map(in_parts, (rows, jnp.arange(config.batch)))
         totals = (jax.tree.map(jnp.zeros_like, state.model), jnp.zeros((2, 2)))
         (grads, sums), _ = jax.lax.scan(partial(add_part, state.model, embedder, key), totals, parts)
         total, count = sums.sum(0)
         grads = jax.tree.map(lambda g: g / count, grads)
+        grads = jax.lax.with_sharding_constraint(grads, split(grads, mesh, ALL))  # From here on, every device does its part.
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
         ema = jax.tree.map(lambda e, m: config.ema * e + (1 - config.ema) * m, state.ema, model)
@@ -297,38 +305,6 @@ def make_step(config: TrainConfig, optimizer, dtype) -> Callable:
     return step
 
 
-# Devices
-
-
-def make_mesh(spec: str, batch: int) -> Mesh:
-    """`8` or `4x2`: data shards, and the ways in which the state is spread."""
-    sizes = [int(n) for n in spec.split("x")] if all(n.isdigit() for n in spec.split("x")) else []
-    if len(sizes) not in (1, 2) or 0 in sizes:
-        raise Refused(f"--mesh {spec}: give one number (data shards, as 64) or two (data x fsdp, as 16x4)")
-    shape = (*sizes, 1)[:2]
-    wanted, there = int(np.prod(shape)), jax.device_count()
-    if wanted > there:
-        raise Refused(
-            f"--mesh {spec} needs {wanted} devices and this machine has {there} ({jax.default_backend()}): use --mesh {there}, "
-            f"or simulate them on CPU with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
-        )
-    if batch % wanted:
-        raise Refused(f"--batch {batch} does not divide over the {wanted} devices of --mesh {spec}: use a multiple of {wanted}")
-    return jax.make_mesh(shape, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:wanted])
-
-
-def shard_state(tree, mesh: Mesh):
-    """Shardings of the state: each leaf split along the largest axis that fsdp divides, or replicated if there is none."""
-    ways = mesh.shape["fsdp"]
-
-    def rule(leaf):
-        axes = [i for i, n in enumerate(leaf.shape) if n % ways == 0 and n >= ways]
-        largest = max(axes, key=lambda i: leaf.shape[i], default=None)
-        return NamedSharding(mesh, P(*("fsdp" if i == largest and ways > 1 else None for i in range(len(leaf.shape)))))
-
-    return jax.tree.map(rule, tree)
-
-
 # The run
 
 
@@ -336,6 +312,12 @@ def make_model(config: TrainConfig, vocab: int, embedding: int, key: PRNGKeyArra
     sizes = dict(vocab=vocab, embedding=embedding, bottleneck=config.bottleneck)
     on_cpu = jax.default_backend() == "cpu"
     return ELF(**SIZES[config.model], **sizes, unroll=on_cpu, remat=config.remat, key=key)
+
+
+def shard_state(state: State, mesh: Mesh) -> State:
+    """Weights as the mesh says; all that is not needed in a forward pass is split as far as it goes."""
+    over = dict(step=(), model=("fsdp",), ema=ALL, optimizer=ALL)
+    return State(**{part: split(tree, mesh, over[part]) for part, tree in state._asdict().items()})
 
 
 def init_state(config: TrainConfig, optimizer, vocab: int, embedding: int, mesh: Mesh) -> State:
@@ -361,18 +343,24 @@ class Sampler:
     """Whose SDE step: the paper's Alg. 6 or the released code's."""
 
 
-def sample_texts(config: TrainConfig, sampler: Sampler, model: ELF, tokenizer, n: int, key: PRNGKeyArray) -> list[str]:
-    """n texts from noise, in parts of 64."""
+def sample_texts(
+    config: TrainConfig, sampler: Sampler, model: ELF, tokenizer, n: int, key: PRNGKeyArray, mesh: Mesh
+) -> list[str]:
+    """n texts from noise, in parts of 64 or one a device."""
     if sampler.grid == "uniform":
         ts = samplers.uniform_grid(sampler.steps)
     else:
         ts = samplers.logit_normal_grid(jax.random.fold_in(key, 0), sampler.steps, config.t_mean, config.t_std)
     settings = dict(w=sampler.w, gamma=sampler.gamma, noise_scale=config.noise_scale, released=sampler.form == "released")
-    size, width, texts = min(n, 64), model.unembed.weight.shape[0], []
-    for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size):
-        z_key, sde_key = jax.random.split(jax.random.fold_in(key, 1 + start))
-        z0 = config.noise_scale * jax.random.normal(z_key, (size, config.length, width))
-        texts += data.texts_of(np.asarray(samplers.sample(model, z0, ts, sde_key, **settings)), tokenizer)
+    size = -(-min(n, max(64, mesh.size)) // mesh.size) * mesh.size
+    shape = (size, config.length, model.unembed.weight.shape[0])
+    noise = jax.jit(lambda key: config.noise_scale * jax.random.normal(key, shape), out_shardings=by_row(mesh))
+    model, ts = jax.device_put((model, ts), everywhere(mesh))
+    texts = []
+    for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_chief()):
+        z_key, sde_key = jax.device_put(jax.random.split(jax.random.fold_in(key, 1 + start)), everywhere(mesh))
+        tokens = samplers.sample(model, noise(z_key), ts, sde_key, **settings)
+        texts += data.texts_of(fetch(tokens), tokenizer)
     return texts[:n]
 
 
@@ -417,37 +405,55 @@ def loggers(config: TrainConfig, first: int) -> list[Callable]:
     return found
 
 
-def fit(config: TrainConfig, state: State, advance: Callable, show: Callable, checkpoints) -> State:
-    """Call `advance(state, i)` up to the last step: log, show samples, save. A SIGTERM saves and leaves."""
+def fit(config: TrainConfig, state: State, load: Callable, advance: Callable, show: Callable, checkpoints) -> State:
+    """Call `advance(state, load(i))` up to the last step: log, show samples, save. A SIGTERM saves and leaves."""
     stop: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
+    alone = jax.process_count() == 1
+    if alone:
+        signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     first = int(state.step)
-    tell, recent, since, begun = loggers(config, first), [], time.time(), time.time()
-    with tqdm(total=config.steps, initial=first, unit="step", desc=config.directory.name, dynamic_ncols=True) as bar:
-        for done in range(first + 1, config.steps + 1):
-            state, found = advance(state, done - 1)
-            recent.append(found)
-            bar.update()
-            last = done == config.steps
-            saves = done % config.save_every == 0 or last or stop
-            if done % config.log_every == 0 or saves:
-                values = {k: float(np.mean([each[k] for each in recent])) for k in found}
-                if not np.isfinite(values["loss"]):
-                    raise Refused(f"the loss became {values['loss']} by step {done}: lower --learning-rate; checkpoints are kept")
-                rate = len(recent) * config.batch * config.length / (time.time() - since)
-                for each in tell:
-                    each(step=done, **values, tokens_per_second=rate, seconds=time.time() - begun)
-                bar.set_postfix(mse=f"{values['mse']:.3f}", ce=f"{values['ce']:.3f}", tokens=f"{rate:,.0f}/s")
-                recent, since = [], time.time()
-            if saves:  # after the check above: a broken state is never saved
-                runs.save(checkpoints, done, state)
-            if config.sample_every and done % config.sample_every == 0 and not last:
-                tqdm.write(show(state, done))
-                since = time.time()
-            if stop:
-                checkpoints.wait_until_finished()
-                print(f"stopped at step {done} and saved; the same command continues")
-                sys.exit(0)
+    tell = loggers(config, first) if is_chief() else []
+    recent, waited, since, begun = [], 0.0, time.time(), time.time()
+    rows_ahead = data.prefetched(load, first, config.steps)
+    bar = tqdm(
+        total=config.steps,
+        initial=first,
+        unit="step",
+        desc=config.directory.name,
+        dynamic_ncols=True,
+        disable=not is_chief(),
+    )
+    for done in range(first + 1, config.steps + 1):
+        asked = time.time()
+        rows = next(rows_ahead)
+        waited += time.time() - asked
+        state, found = advance(state, rows)
+        recent.append(found)
+        bar.update()
+        last = done == config.steps
+        stopping = bool(stop) if alone else multihost_utils.reached_preemption_sync_point(done)
+        saves = done % config.save_every == 0 or last or stopping
+        if done % config.log_every == 0 or saves:
+            values = {k: float(np.mean([each[k] for each in recent])) for k in found}
+            if not np.isfinite(values["loss"]):
+                raise Refused(f"the loss became {values['loss']} by step {done}: lower --learning-rate; checkpoints are kept")
+            taken = time.time() - since
+            rate = len(recent) * config.batch * config.length / taken
+            for each in tell:
+                each(step=done, **values, tokens_per_second=rate, waiting=waited / taken, seconds=time.time() - begun)
+            bar.set_postfix(mse=f"{values['mse']:.3f}", ce=f"{values['ce']:.3f}", tokens=f"{rate:,.0f}/s")
+            recent, waited, since = [], 0.0, time.time()
+        if saves:  # after the check above: a broken state is never saved
+            runs.save(checkpoints, done, state)
+        if config.sample_every and done % config.sample_every == 0 and not last:
+            tqdm.write(show(state, done))
+            since = time.time()
+        if stopping:
+            bar.close()
+            checkpoints.wait_until_finished()
+            print(f"stopped at step {done} and saved; the same command continues")
+            sys.exit(0)
+    bar.close()
     checkpoints.wait_until_finished()
     return state
 
@@ -456,10 +462,12 @@ def train(config: TrainConfig) -> State:
     check(config)
     mesh = make_mesh(config.mesh, config.batch)
     runs.refuse_others(config.directory, config.as_json(), FREE)
-    corpus, embedder = prepare(config)
-    runs.write_config(config.directory, config.as_json())
-    np.savez(config.directory / "embedding.npz", mean=embedder.mean, std=embedder.std)
-    corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
+    with chief_first("data and encoder"):
+        corpus, embedder = prepare(config)
+        if is_chief():
+            runs.write_config(config.directory, config.as_json())
+            np.savez(config.directory / "embedding.npz", mean=embedder.mean, std=embedder.std)
+            corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
     optimizer = optimizer_of(config)
     state = init_state(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh)
     checkpoints = runs.open_checkpoints(config.directory, config.keep)
@@ -467,29 +475,36 @@ def train(config: TrainConfig) -> State:
 
     on_cpu = jax.default_backend() == "cpu"
     dtype = ("float32" if on_cpu else "bfloat16") if config.precision == "auto" else config.precision
-    step = jax.jit(make_step(config, optimizer, dtype), donate_argnums=0)
-    embedder = jax.device_put(embedder, NamedSharding(mesh, P()))
-    by_row = NamedSharding(mesh, P(("data", "fsdp")))
+    step = jax.jit(
+        make_step(config, optimizer, dtype, mesh), donate_argnums=0, out_shardings=(shard_state(state, mesh), everywhere(mesh))
+    )
     _, train_key, sample_key = jax.random.split(jax.random.key(config.seed), 3)
+    embedder = jax.device_put(jax.tree.map(np.asarray, embedder), everywhere(mesh))
+    train_key = jax.device_put(train_key, everywhere(mesh))
     sampler = Sampler(config.sample_steps, config.w, config.gamma)
 
-    def advance(state, i):
-        rows = jax.device_put(data.batch_rows(corpus.rows, config.batch, config.seed, i), by_row)
+    def load(i):
+        chosen = data.batch_indices(len(corpus.rows.s), config.batch, config.seed, i)
+        return place_rows(corpus.rows, chosen, mesh)
+
+    def advance(state, rows):
         return step(state, embedder, rows, train_key)
 
-    def sample(state, n):
-        return sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key)
+    def sample(state, n, name):
+        texts = sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key, mesh)
+        if is_chief():
+            runs.write_texts(config.directory / "samples" / f"{name}.jsonl", texts)
+        return texts
 
     def show(state, done):
-        texts = sample(state, 16)
-        runs.write_texts(config.directory / "samples" / f"step-{done}.jsonl", texts)
-        return f"step {done}: {texts[0]}"
+        return f"step {done}: {sample(state, 16, f'step-{done}')[0]}"
 
-    state = fit(config, state, advance, show, checkpoints)
-    runs.plot_losses(config.directory)
-    texts = sample(state, config.num_samples)
-    runs.write_texts(config.directory / "samples" / "final.jsonl", texts)
-    print(report(corpus, texts))
+    with jax.set_mesh(mesh):
+        state = fit(config, state, load, advance, show, checkpoints)
+        texts = sample(state, config.num_samples, "final")
+    if is_chief():
+        runs.plot_losses(config.directory)
+        print(report(corpus, texts))
     return state
 
 
@@ -498,13 +513,15 @@ def main():
     try:
         config = parse(sys.argv[1:])
         huge_pages()
-        print("  ".join(f"{k}={v}" for k, v in config.as_json().items()))
+        join_processes(config.coordinator, config.processes, config.process_id)
+        if is_chief():
+            print("  ".join(f"{k}={v}" for k, v in config.as_json().items()))
         train(config)
     except Refused as refusal:
         sys.exit(f"error: {refusal}")
-    print(
-        f"\n{config.directory}: {(time.time() - begun) / 60:.1f} minutes. More: python eval.py samples --run {config.directory}"
-    )
+    if is_chief():
+        minutes = (time.time() - begun) / 60
+        print(f"\n{config.directory}: {minutes:.1f} minutes. More: python eval.py samples --run {config.directory}")
 
 
 if __name__ == "__main__":

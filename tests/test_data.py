@@ -44,13 +44,20 @@ def test_padding_and_packing():
 @given(n=st.integers(1, 200), size=st.integers(1, 30), seed=st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_an_epoch_visits_every_row_at_most_once_and_steps_need_no_history(n, size, seed):
-    rows = Rows(np.arange(n)[:, None], np.ones(n, int), np.zeros(n, int))
     per_epoch = n // size
-    seen = [i for step in range(per_epoch) for i in data.batch_rows(rows, size, seed, step).s[:, 0]]
-    assert len(seen) == len(set(seen)) == per_epoch * size
-    if per_epoch:
-        again = data.batch_rows(rows, size, seed, per_epoch + 1 if per_epoch > 1 else per_epoch)
-        assert_array_equal(again.s, data.batch_rows(rows, size, seed, per_epoch + 1 if per_epoch > 1 else per_epoch).s)
+    batches = [data.batch_indices(n, size, seed, step) for step in range(2 * per_epoch)]
+    for epoch in (batches[:per_epoch], batches[per_epoch:]):
+        seen = [i for batch in epoch for i in batch]
+        assert len(seen) == len(set(seen)) == per_epoch * size
+    backwards = [data.batch_indices(n, size, seed, step) for step in reversed(range(2 * per_epoch))]
+    assert_array_equal(batches, backwards[::-1])
+
+
+@given(first=st.integers(0, 5), end=st.integers(0, 9))
+@settings(max_examples=20, deadline=None)
+def test_prefetched_batches_come_in_order_and_once(first, end):
+    loaded = []
+    assert list(data.prefetched(lambda i: loaded.append(i) or i, first, end)) == list(range(first, end)) == loaded
 
 
 def test_embeddings_are_normalised_and_padding_is_invisible(corpus):

@@ -1,0 +1,104 @@
+"""Devices: the mesh, where state and rows live on it, and the processes that share it.
+
+The mesh has two axes. Rows are split over both. `data` holds copies of the weights; `fsdp` splits them. What only the optimizer
+and the average need (momentum, averaged weights) is split over both, so no device does work that another one does too.
+"""
+
+import glob
+import os
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from errors import Refused
+
+ALL = ("data", "fsdp")
+
+
+def join_processes(coordinator: str, processes: int, process_id: int):
+    """Join the other processes of a run: named ones, or those that JAX finds on TPU slices and under Slurm."""
+    if coordinator:
+        jax.distributed.initialize(coordinator, processes, process_id)
+    elif glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*") or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        jax.distributed.initialize()
+
+
+def is_chief() -> bool:
+    """The one process that speaks and writes files by itself."""
+    return jax.process_index() == 0
+
+
+def wait_for_all(name: str):
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+@contextmanager
+def chief_first(name: str):
+    """What the chief prepares on disk, the others find there."""
+    if not is_chief():
+        wait_for_all(name)
+    yield
+    if is_chief():
+        wait_for_all(name)
+
+
+def make_mesh(spec: str, batch: int, devices: list | None = None) -> Mesh:
+    """`8` or `4x2`: data shards, and the ways in which the weights are split."""
+    sizes = [int(n) for n in spec.split("x")] if all(n.isdigit() for n in spec.split("x")) else []
+    if len(sizes) not in (1, 2) or 0 in sizes:
+        raise Refused(f"--mesh {spec}: give one number (data shards, as 64) or two (data x fsdp, as 16x4)")
+    shape, devices = (*sizes, 1)[:2], devices or jax.devices()
+    wanted, there = int(np.prod(shape)), len(devices)
+    if wanted > there or (wanted < there and jax.process_count() > 1):
+        raise Refused(
+            f"--mesh {spec} needs {wanted} devices and there are {there} ({devices[0].platform}): use --mesh {there}, "
+            f"or simulate them on CPU with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+        )
+    if batch % wanted:
+        raise Refused(f"--batch {batch} does not divide over the {wanted} devices of --mesh {spec}: use a multiple of {wanted}")
+    return jax.make_mesh(shape, ALL, axis_types=(AxisType.Auto,) * 2, devices=devices[:wanted])
+
+
+def split(tree, mesh: Mesh, axes: tuple[str, ...]):
+    """Shardings that split each leaf over `axes`, along the largest dimension they divide; over fewer axes if there is none."""
+
+    def rule(leaf):
+        for some in (axes, axes[-1:]):
+            ways = int(np.prod([mesh.shape[axis] for axis in some]))
+            fitting = [i for i, n in enumerate(leaf.shape) if n % ways == 0]
+            if ways > 1 and fitting:
+                largest = max(fitting, key=lambda i: leaf.shape[i])
+                return NamedSharding(mesh, P(*(some if i == largest else None for i in range(len(leaf.shape)))))
+        return NamedSharding(mesh, P())
+
+    return jax.tree.map(rule, tree)
+
+
+def by_row(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P(ALL))
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def place_rows(arrays, chosen: np.ndarray, mesh: Mesh):
+    """The chosen rows of host arrays on the mesh. Each process reads only the rows of its own devices."""
+
+    def place(a):
+        shape = (len(chosen), *a.shape[1:])
+        return jax.make_array_from_callback(shape, by_row(mesh), lambda index: a[chosen[index[0]]])
+
+    return jax.tree.map(place, arrays)
+
+
+def fetch(tree):
+    """Host copies of arrays that may be spread over processes."""
+    if jax.process_count() > 1:
+        return multihost_utils.process_allgather(tree, tiled=True)
+    return jax.tree.map(np.asarray, tree)
