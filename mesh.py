@@ -97,6 +97,11 @@ def place_rows(arrays, chosen: np.ndarray, mesh: Mesh):
     return jax.tree.map(place, arrays)
 
 
+def replicate(tree, mesh: Mesh):
+    """A copy of everything on every device, from wherever it is: split over the mesh, or the same in every process."""
+    return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))(tree)
+
+
 def fetch(tree):
     """Host copies of arrays that may be spread over processes."""
     if jax.process_count() > 1:

@@ -118,12 +118,25 @@ def abstract(leaf) -> jax.ShapeDtypeStruct:
 
 
 def restore_latest(manager: ocp.CheckpointManager, state):
-    """The newest saved state, or the given one if there is none."""
-    step = manager.latest_step()
-    if step is None:
-        return state
-    print(f"continuing {manager.directory.parent} from step {step}")
-    return type(state)(**restore(manager, step, state._asdict()))
+    """The newest saved state that can be read, or the given one if none was ever saved."""
+    steps, broken = sorted(manager.all_steps(), reverse=True), []
+    for step in steps:
+        try:
+            restored = type(state)(**restore(manager, step, state._asdict()))
+        except Refused:
+            raise  # whole, but of another model
+        except Exception as error:  # Orbax has no common class for what a torn checkpoint can raise.
+            broken.append(f"{step} ({type(error).__name__})")
+            continue
+        if broken:
+            print(f"warning: checkpoint {', '.join(broken)} cannot be read; going back to checkpoint {step}")
+            for bad in [s for s in steps if s > step]:
+                manager.delete(bad)
+        print(f"continuing {manager.directory.parent} from step {step}")
+        return restored
+    if broken:
+        raise Refused(f"{manager.directory}: no checkpoint can be read: {', '.join(broken)}. Delete the run to start anew.")
+    return state
 
 
 def write_texts(file: Path, texts: list[str]):

@@ -38,7 +38,7 @@ import runs
 import samplers
 from elf import ELF, SIZES
 from errors import Refused
-from mesh import ALL, by_row, chief_first, everywhere, fetch, is_chief, join_processes, make_mesh, place_rows, split
+from mesh import ALL, by_row, chief_first, everywhere, fetch, is_chief, join_processes, make_mesh, place_rows, replicate, split
 from optimizers import make_optimizer, warmed_up
 
 
@@ -355,10 +355,10 @@ def sample_texts(
     size = -(-min(n, max(64, mesh.size)) // mesh.size) * mesh.size
     shape = (size, config.length, model.unembed.weight.shape[0])
     noise = jax.jit(lambda key: config.noise_scale * jax.random.normal(key, shape), out_shardings=by_row(mesh))
-    model, ts = jax.device_put((model, ts), everywhere(mesh))
+    model, ts = replicate((model, ts), mesh)
     texts = []
     for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_chief()):
-        z_key, sde_key = jax.device_put(jax.random.split(jax.random.fold_in(key, 1 + start)), everywhere(mesh))
+        z_key, sde_key = replicate(jax.random.split(jax.random.fold_in(key, 1 + start)), mesh)
         tokens = samplers.sample(model, noise(z_key), ts, sde_key, **settings)
         texts += data.texts_of(fetch(tokens), tokenizer)
     return texts[:n]
@@ -479,8 +479,7 @@ def train(config: TrainConfig) -> State:
         make_step(config, optimizer, dtype, mesh), donate_argnums=0, out_shardings=(shard_state(state, mesh), everywhere(mesh))
     )
     _, train_key, sample_key = jax.random.split(jax.random.key(config.seed), 3)
-    embedder = jax.device_put(jax.tree.map(np.asarray, embedder), everywhere(mesh))
-    train_key = jax.device_put(train_key, everywhere(mesh))
+    embedder, train_key = replicate((embedder, train_key), mesh)
     sampler = Sampler(config.sample_steps, config.w, config.gamma)
 
     def load(i):

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,13 +49,12 @@ def command(config):
     return words
 
 
-def start(config, **kwargs):
+def start(config, devices=8):
     """The command in a process of its own; what it says goes to a file, as a pipe that nobody reads would stop it."""
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    said = config.runs / f"{config.name}.out"
+    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    said = config.runs / f"{config.name}-{config.process_id}.out"
     with said.open("a") as out:
-        process = subprocess.Popen(command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, **kwargs)
-    return process, said
+        return subprocess.Popen(command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT), said
 
 
 def wait_until(condition, process, said):
@@ -116,6 +117,68 @@ def test_accumulated_parts_make_the_same_step(finished, tmp_path):
     parts = train.train(config)
     assert_allclose(curve(config), curve(whole), rtol=1e-3)
     jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), parts.ema, state.ema)
+
+
+def interrupted(config, tmp_path, **changes):
+    """A copy of a run as if it had stopped before its last checkpoint."""
+    copy = dataclasses.replace(config, runs=tmp_path, **changes)
+    shutil.copytree(config.directory, copy.directory)
+    shutil.rmtree(copy.directory / "checkpoints" / str(config.steps))
+    return copy
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_a_run_continues_on_another_mesh(finished, mesh, tmp_path, capsys):
+    whole, state = finished
+    config = interrupted(whole, tmp_path, mesh=mesh)
+    continued = train.train(config)
+    assert "from step 18" in capsys.readouterr().out
+    assert_allclose(curve(config), curve(whole), rtol=1e-3)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), continued.model, state.model)
+
+
+def test_two_processes_train_as_one_and_continue_what_one_began(finished, tmp_path):
+    """Two processes of four devices each, found through a coordinator: whole runs, and the end of one begun on one device."""
+    whole, _ = finished
+    begun = interrupted(whole, tmp_path, name="begun", mesh="8")
+    for config in (dataclasses.replace(whole, runs=tmp_path, name="pair", mesh="8"), begun):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        process = [
+            start(dataclasses.replace(config, coordinator=address, processes=2, process_id=i), devices=4) for i in range(2)
+        ]
+        assert [p.wait(timeout=300) for p, _ in process] == [0, 0], process[0][1].read_text()[-3000:]
+        assert_allclose(curve(config), curve(whole), rtol=1e-3)
+        mesh = train.make_mesh("1", 1)
+        ours, theirs = (load_run(c.directory, mesh)[1] for c in (config, whole))
+        jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), ours, theirs)
+
+
+@pytest.mark.parametrize("harm", ["truncate", "remove"])
+def test_a_torn_checkpoint_gives_way_to_the_one_before(finished, harm, tmp_path, capsys):
+    whole, state = finished
+    config = dataclasses.replace(whole, runs=tmp_path)
+    shutil.copytree(whole.directory, config.directory)
+    files = [f for f in (config.directory / "checkpoints" / "20").rglob("*") if f.is_file() and f.stat().st_size > 1000]
+    assert files
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100]) if harm == "truncate" else file.unlink()
+    continued = train.train(config)
+    said = capsys.readouterr().out
+    assert "checkpoint 20 (" in said and "going back to checkpoint 18" in said
+    jax.tree.map(assert_array_equal, continued.model, state.model)
+
+
+def test_a_run_without_a_readable_checkpoint_is_not_started_anew(finished, tmp_path):
+    whole, _ = finished
+    config = dataclasses.replace(whole, runs=tmp_path)
+    shutil.copytree(whole.directory, config.directory)
+    for file in (config.directory / "checkpoints").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1000:
+            file.unlink()
+    with pytest.raises(Refused, match="no checkpoint can be read: 20"):
+        train.train(config)
 
 
 def test_a_finished_run_is_not_trained_again(finished):
