@@ -72,7 +72,7 @@ def load_run(directory: Path, mesh: Mesh) -> tuple[train.TrainConfig, ELF, objec
     if not file.exists():
         raise Refused(f"--run {directory}: no run there (no config.json)")
     config = train.config_from(json.loads(file.read_text()))
-    checkpoints = runs.open_checkpoints(directory, config.keep)
+    checkpoints = runs.open_checkpoints(directory, keep=None)
     step = checkpoints.latest_step()
     if step is None:
         raise Refused(f"--run {directory}: it has no checkpoint yet")

@@ -19,11 +19,18 @@ from errors import Refused
 ALL = ("data", "fsdp")
 
 
+def has_accelerator() -> bool:
+    """Whether this machine has TPUs or NVIDIA GPUs, found without starting JAX's backends."""
+    return any(glob.glob(f"/dev/{kind}[0-9]*") for kind in ("accel", "vfio/", "nvidia"))
+
+
 def join_processes(coordinator: str, processes: int, process_id: int):
-    """Join the other processes of a run: named ones, or those that JAX finds on TPU slices and under Slurm."""
+    """Join the other processes of a run: named ones, or those that JAX finds on TPU slices and under Slurm's srun."""
+    on_tpu = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
+    in_srun = "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
     if coordinator:
         jax.distributed.initialize(coordinator, processes, process_id)
-    elif glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*") or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+    elif on_tpu or in_srun:
         jax.distributed.initialize()
 
 
@@ -32,19 +39,25 @@ def is_chief() -> bool:
     return jax.process_index() == 0
 
 
-def wait_for_all(name: str):
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+def all_succeeded(success: bool) -> bool:
+    """Whether a step went well in every process; also a barrier."""
+    if jax.process_count() == 1:
+        return success
+    return bool(np.all(multihost_utils.process_allgather(np.array(success))))
 
 
 @contextmanager
-def chief_first(name: str):
-    """What the chief prepares on disk, the others find there."""
-    if not is_chief():
-        wait_for_all(name)
-    yield
-    if is_chief():
-        wait_for_all(name)
+def chief_first():
+    """What the chief prepares on disk, the others find there. If it fails, so do they."""
+    if not is_chief() and not all_succeeded(True):
+        raise Refused("process 0 gave up; its message says why")
+    success = False
+    try:
+        yield
+        success = True
+    finally:
+        if is_chief():
+            all_succeeded(success)
 
 
 def make_mesh(spec: str, batch: int, devices: list | None = None) -> Mesh:

@@ -9,6 +9,7 @@ runs/NAME/checkpoints/     Orbax
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from errors import Refused
+from mesh import all_succeeded, is_chief
 from pretrained import dotted
 
 
@@ -79,8 +81,12 @@ def plot_losses(directory: Path):
     plt.close(figure)
 
 
-def open_checkpoints(directory: Path, keep: int = 2) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True)
+def open_checkpoints(directory: Path, keep: int | None) -> ocp.CheckpointManager:
+    """To save and keep some, or only to read: opening to save clears what an interrupted save left."""
+    if keep:
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True)
+    else:
+        options = ocp.CheckpointManagerOptions(read_only=True)
     handlers = {part: ocp.StandardCheckpointHandler() for part in ("step", "model", "ema", "optimizer")}
     return ocp.CheckpointManager((directory / "checkpoints").absolute(), options=options, item_handlers=handlers)
 
@@ -118,21 +124,27 @@ def abstract(leaf) -> jax.ShapeDtypeStruct:
 
 
 def restore_latest(manager: ocp.CheckpointManager, state):
-    """The newest saved state that can be read, or the given one if none was ever saved."""
+    """The newest saved state that every process can read, or the given one if none was ever saved."""
     steps, broken = sorted(manager.all_steps(), reverse=True), []
     for step in steps:
+        restored, refusal = None, None
         try:
             restored = type(state)(**restore(manager, step, state._asdict()))
         except Refused:
             raise  # whole, but of another model
         except Exception as error:  # Orbax has no common class for what a torn checkpoint can raise.
-            broken.append(f"{step} ({type(error).__name__})")
+            refusal = error
+        if not all_succeeded(restored is not None):
+            broken.append(f"{step} ({type(refusal).__name__})")
             continue
-        if broken:
-            print(f"warning: checkpoint {', '.join(broken)} cannot be read; going back to checkpoint {step}")
-            for bad in [s for s in steps if s > step]:
-                manager.delete(bad)
-        print(f"continuing {manager.directory.parent} from step {step}")
+        if is_chief():
+            if broken:
+                print(f"warning: checkpoint {', '.join(broken)} cannot be read; going back to checkpoint {step}")
+            for torn in (s for s in steps if s > step):  # set aside, or the run could not save these steps again
+                (manager.directory / str(torn)).rename(manager.directory.parent / f"torn-{torn}-{time.time():.0f}")
+            print(f"continuing {manager.directory.parent} from step {step}")
+        all_succeeded(True)
+        manager.reload()
         return restored
     if broken:
         raise Refused(f"{manager.directory}: no checkpoint can be read: {', '.join(broken)}. Delete the run to start anew.")

@@ -38,7 +38,20 @@ import runs
 import samplers
 from elf import ELF, SIZES
 from errors import Refused
-from mesh import ALL, by_row, chief_first, everywhere, fetch, is_chief, join_processes, make_mesh, place_rows, replicate, split
+from mesh import (
+    ALL,
+    by_row,
+    chief_first,
+    everywhere,
+    fetch,
+    has_accelerator,
+    is_chief,
+    join_processes,
+    make_mesh,
+    place_rows,
+    replicate,
+    split,
+)
 from optimizers import make_optimizer, warmed_up
 
 
@@ -385,7 +398,7 @@ def prepare(config: TrainConfig) -> tuple[data.Corpus, data.Embedder]:
 def huge_pages():
     """Start over with huge pages behind XLA's buffers (Linux on CPU), which makes a train step about a fifth faster."""
     tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and jax.default_backend() == "cpu":
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and not has_accelerator():
         os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": tunables})
 
 
@@ -410,7 +423,7 @@ def fit(config: TrainConfig, state: State, load: Callable, advance: Callable, sh
     stop: list[int] = []
     alone = jax.process_count() == 1
     if alone:
-        signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
+        before = signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     first = int(state.step)
     tell = loggers(config, first) if is_chief() else []
     recent, waited, since, begun = [], 0.0, time.time(), time.time()
@@ -436,7 +449,7 @@ def fit(config: TrainConfig, state: State, load: Callable, advance: Callable, sh
         if done % config.log_every == 0 or saves:
             values = {k: float(np.mean([each[k] for each in recent])) for k in found}
             if not np.isfinite(values["loss"]):
-                raise Refused(f"the loss became {values['loss']} by step {done}: lower --learning-rate; checkpoints are kept")
+                raise Refused(f"the loss became {values['loss']} by step {done}: lower --learning-rate, under another --name")
             taken = time.time() - since
             rate = len(recent) * config.batch * config.length / taken
             for each in tell:
@@ -446,15 +459,20 @@ def fit(config: TrainConfig, state: State, load: Callable, advance: Callable, sh
         if saves:  # after the check above: a broken state is never saved
             runs.save(checkpoints, done, state)
         if config.sample_every and done % config.sample_every == 0 and not last:
-            tqdm.write(show(state, done))
+            shown = show(state, done)
+            if is_chief():
+                tqdm.write(shown)
             since = time.time()
         if stopping:
             bar.close()
             checkpoints.wait_until_finished()
-            print(f"stopped at step {done} and saved; the same command continues")
+            if is_chief():
+                print(f"stopped at step {done} and saved; the same command continues")
             sys.exit(0)
     bar.close()
     checkpoints.wait_until_finished()
+    if alone:
+        signal.signal(signal.SIGTERM, before)
     return state
 
 
@@ -462,7 +480,7 @@ def train(config: TrainConfig) -> State:
     check(config)
     mesh = make_mesh(config.mesh, config.batch)
     runs.refuse_others(config.directory, config.as_json(), FREE)
-    with chief_first("data and encoder"):
+    with chief_first():
         corpus, embedder = prepare(config)
         if is_chief():
             runs.write_config(config.directory, config.as_json())
