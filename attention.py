@@ -35,15 +35,25 @@ def on_tpu(q: Heads, k: Heads, v: Heads) -> Heads:
 
 
 def flash(q: Heads, k: Heads, v: Heads, *, interpret: bool = False) -> Heads:
-    """The kernel wants whole blocks, so the length is padded to one that has them; segments keep text and padding apart."""
+    """The kernel wants whole blocks, so the length is padded to one that has them; segments keep text and padding apart.
+
+    All keys of a row are one block, worked through in parts: the gradient of the queries then comes as one piece, not as one
+    for each block of keys that would have to be summed.
+    """
     *_, heads, length, d = q.shape
     padded = -(-length // 128) * 128
-    block = max(size for size in range(128, 1024 + 1, 128) if padded % size == 0)
+    part = max(size for size in range(128, 1024 + 1, 128) if padded % size == 0)
     segment = (jnp.arange(padded) >= length).astype(jnp.int32)
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([splash.FullMask((padded, padded))] * heads),
         block_sizes=splash.BlockSizes(
-            block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True
+            block_q=part,
+            block_kv=padded,
+            block_kv_compute=part,
+            block_q_dkv=part,
+            block_kv_dkv=padded,
+            block_kv_dkv_compute=part,
+            use_fused_bwd_kernel=True,
         ),
         head_shards=1,
         q_seq_shards=1,

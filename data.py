@@ -22,7 +22,7 @@ import scratch
 from errors import Refused
 from grammar import STORIES, Grammar
 from losses import Batch
-from pretrained import T5Encoder, load_t5, save_t5
+from pretrained import T5_CONFIGS, T5Encoder, load_t5, save_t5, t5_from_config
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorch is missing, which is how we want it.
 
@@ -42,8 +42,10 @@ class Rows(NamedTuple):
 class Corpus:
     rows: Rows
     tokenizer: Any
+    validation: Rows
+    """Rows that are not trained on."""
     held_out: list[str]
-    """Texts that are not trained on, to compare samples with."""
+    """Their texts, to compare samples with."""
     rules: Grammar | None = None
     """The true distribution, where it is known."""
 
@@ -56,6 +58,12 @@ def batch_indices(rows: int, size: int, seed: int, step: int) -> np.ndarray:
     """Which rows make the batch of a step, a function of (seed, step) alone: every epoch is one shuffled pass."""
     epoch, k = divmod(step, rows // size)
     return shuffled(rows, seed, epoch)[k * size : (k + 1) * size]
+
+
+def validation_batches(rows: int, size: int, enough: int = 256) -> Iterator[np.ndarray]:
+    """Row numbers of whole batches, `enough` rows or a few more; rows come again where there are too few."""
+    for start in range(0, min(rows, enough), size):
+        yield np.arange(start, start + size) % rows
 
 
 def prefetched(load: Callable[[int], Any], first: int, end: int, ahead: int = 2) -> Iterator:
@@ -117,8 +125,9 @@ def grammar_corpus(name: str, length: int, *, size: int = 100_000, held_out: int
     rules = GRAMMARS[name]
     texts = grammar.write(rules, size, seed=1)
     tokenizer = word_tokenizer(texts)
-    rows = pad_rows(tokenizer(texts)["input_ids"], length, tokenizer.eos_token_id)
-    return Corpus(rows, tokenizer, grammar.write(rules, held_out, seed=2), rules)
+    unseen = grammar.write(rules, held_out, seed=2)
+    rows, validation = (pad_rows(tokenizer(t)["input_ids"], length, tokenizer.eos_token_id) for t in (texts, unseen))
+    return Corpus(rows, tokenizer, validation, unseen, rules)
 
 
 @cache
@@ -162,6 +171,11 @@ class Embedder(eqx.Module):
         return Batch(rows.s, jax.lax.stop_gradient(x), prefix, ~prefix)
 
 
+def compute_in(embedder: Embedder, dtype) -> Embedder:
+    """The same with the encoder in another type; the statistics stay float32."""
+    return eqx.tree_at(lambda e: e.encoder, embedder, jax.tree.map(lambda a: a.astype(dtype), embedder.encoder))
+
+
 def make_embedder(encoder: T5Encoder, rows: Rows, *, sample: int = 4096, chunk: int = 64) -> Embedder:
     """Channel-wise statistics over the tokens of the first rows, padding left out."""
     width = encoder.embed.shape[1]
@@ -198,7 +212,7 @@ SCRATCH = dict(
     relative_attention_num_buckets=32,
     relative_attention_max_distance=128,
 )
-RECIPE = dict(steps=1_500, batch=32, learning_rate=1e-2, density=0.5, mean_span=3.0, embed_std=0.7, seed=0)
+RECIPE = dict(steps=2_000, batch=32, learning_rate=1e-2, density=0.5, mean_span=3.0, embed_std=0.7, seed=0)
 
 
 def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
@@ -216,13 +230,30 @@ def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
     return load_t5(directory)
 
 
+def shapes_for(corpus: str, encoder: str, length: int) -> tuple[int, Embedder]:
+    """Size of the vocabulary, and the embedder as shapes alone: what can be known without reading text or weights."""
+    vocab = len(load_corpus(corpus, length).tokenizer) if corpus in GRAMMARS else 32_100
+    if encoder == "scratch":
+        config = SCRATCH | dict(vocab_size=vocab)
+    elif encoder in T5_CONFIGS:
+        config = T5_CONFIGS[encoder]
+    else:
+        config = json.loads(encoder_file(encoder, "config.json").read_text())
+    width = config["d_model"]
+    return vocab, jax.eval_shape(lambda: Embedder(t5_from_config(config, jax.random.key(0)), jnp.zeros(width), jnp.ones(width)))
+
+
+def encoder_file(name: str, file: str) -> Path:
+    if not (Path(name) / file).exists():
+        raise Refused(f"--encoder {name}: no such directory with a config.json and model.safetensors")
+    return Path(name) / file
+
+
 def load_encoder(name: str, corpus: Corpus, cache: Path) -> T5Encoder:
     """`scratch`, or the directory of a Hugging Face T5."""
     if name == "scratch":
         return scratch_encoder(corpus, cache, **RECIPE)
-    if not (Path(name) / "config.json").exists():
-        raise Refused(f"--encoder {name}: no such directory with a config.json and model.safetensors")
-    encoder = load_t5(Path(name))
+    encoder = load_t5(encoder_file(name, "config.json").parent)
     if len(encoder.embed) < len(corpus.tokenizer):
         raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the data's tokenizer {len(corpus.tokenizer)}")
     return encoder

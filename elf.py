@@ -24,6 +24,7 @@ SIZES = {
     "elf-b": dict(depth=12, width=768, heads=12),
     "elf-m": dict(depth=24, width=1056, heads=16),
     "elf-l": dict(depth=32, width=1280, heads=16),
+    "desk-m": dict(depth=4, width=256, heads=4),
     "desk": dict(depth=4, width=128, heads=4),
     "tiny": dict(depth=2, width=48, heads=4),
 }
@@ -54,12 +55,17 @@ def flat_matmul(h: Float[Array, "*n n_in"], weight: Float[Array, "n_in n_out"]) 
     return (h.reshape(-1, h.shape[-1]) @ weight).reshape(*h.shape[:-1], weight.shape[1])
 
 
+# Cheap functions that the backward pass works out again from their inputs, rather than keep what they computed on the way.
+recomputed = partial(jax.checkpoint, prevent_cse=False)
+
+
 class RMSNorm(eqx.Module):
     weight: Float[Array, " n"]
 
     def __init__(self, n: int):
         self.weight = jnp.ones(n)
 
+    @recomputed
     def __call__(self, h: Float[Array, "*lead n"]) -> Float[Array, "*lead n"]:
         h32 = h.astype(jnp.float32)
         h32 = h32 * jax.lax.rsqrt(jnp.mean(h32**2, axis=-1, keepdims=True) + 1e-6)
@@ -135,8 +141,13 @@ class SwiGLU(eqx.Module):
         self.down = Linear(inner, width, key=k2)
 
     def __call__(self, h: Float[Array, "*n T D"]) -> Float[Array, "*n T D"]:
-        gate, up = jnp.split(self.gate_up(h), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up)
+        return self.down(gated(self.gate_up(h)))
+
+
+@recomputed
+def gated(h: Float[Array, "*n T two_inner"]) -> Float[Array, "*n T inner"]:
+    gate, up = jnp.split(h, 2, axis=-1)
+    return jax.nn.silu(gate) * up
 
 
 class Block(eqx.Module):
@@ -169,7 +180,7 @@ class ELF(eqx.Module):
     decode_head: Linear  # hidden -> embedding
     unembed: Linear  # embedding -> vocabulary
     depth: int = eqx.field(static=True)
-    unroll: bool = eqx.field(static=True)
+    unroll: int = eqx.field(static=True)
     remat: bool = eqx.field(static=True)
 
     def __init__(
@@ -181,11 +192,12 @@ class ELF(eqx.Module):
         vocab: int,
         embedding: int,
         bottleneck: int,
-        unroll: bool = False,
+        unroll: int = 1,
         remat: bool = False,
         key: PRNGKeyArray,
     ):
-        """`unroll` trades compile time for speed (it pays on CPU), `remat` time for memory."""
+        """`unroll` layers are written out in each round of the loop over them: to write out all pays on CPU, but compiles slowly.
+        `remat` trades time for memory."""
         keys = jax.random.split(key, 10)
         self.self_cond = Linear(2 * embedding, embedding, key=keys[0])
         self.squeeze = Linear(embedding, bottleneck, bias=False, key=keys[1])
@@ -219,7 +231,7 @@ class ELF(eqx.Module):
 
         h = jnp.concatenate([*control, h], axis=-2)
         layer = jax.checkpoint(layer) if self.remat else layer
-        h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.depth if self.unroll else 1)
+        h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.unroll)
         return h[..., 3 * CONTROL_TOKENS :, :]
 
     def predict(self, h: Float[Array, "*n L D"]) -> Float[Array, "*n L E"]:

@@ -8,10 +8,13 @@ import dataclasses
 import json
 import resource
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +30,8 @@ import samplers
 import train
 from elf import ELF, SIZES
 from errors import Refused
-from mesh import everywhere, make_mesh
+from mesh import everywhere, make_mesh, place_rows, shapes_on
+from settings import PRESETS, TrainConfig, config_from
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Samples:
     """Of the noise."""
     mesh: str = "1"
     """Devices that share the work, as in train.py."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Which of the run: the last one saved, or the one with the least loss on held-out rows."""
     out: Path | None = None
     """File to write; by default samples/ in the run."""
 
@@ -51,35 +57,36 @@ class Samples:
             if value < 1:
                 raise Refused(f"--{flag} {value}: must be at least 1")
         mesh = make_mesh(self.mesh, 0)
-        config, model, tokenizer = load_run(self.run, mesh)
+        config, model, tokenizer = load_run(self.run, mesh, self.checkpoint)
         corpus = data.load_corpus(config.data, config.length)
         begun = time.time()
         key = jax.random.key(self.seed)
         with jax.set_mesh(mesh):
             texts = train.sample_texts(config, self.sampler, model, tokenizer, self.num_samples, key, mesh)
-        settings = dataclasses.asdict(self.sampler) | dict(seed=self.seed)
+        settings = dataclasses.asdict(self.sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
         out = self.out or self.run / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
         runs.write_texts(out, texts)
         print(train.report(corpus, texts))
         print(f"\n{', '.join(f'{k} {v}' for k, v in settings.items())}; {time.time() - begun:.1f} s; {out}")
 
 
-def load_run(directory: Path, mesh: Mesh) -> tuple[train.TrainConfig, ELF, object]:
+def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> tuple[TrainConfig, ELF, object]:
     """The configuration, averaged weights and tokenizer of a run."""
     from transformers import AutoTokenizer
 
     file = directory / "config.json"
     if not file.exists():
         raise Refused(f"--run {directory}: no run there (no config.json)")
-    config = train.config_from(json.loads(file.read_text()))
+    config = config_from(json.loads(file.read_text()))
     checkpoints = runs.open_checkpoints(directory, keep=None)
-    step = checkpoints.latest_step()
+    step = checkpoints.latest_step() if checkpoint == "latest" else checkpoints.best_step()
     if step is None:
         raise Refused(f"--run {directory}: it has no checkpoint yet")
     tokenizer = AutoTokenizer.from_pretrained(directory / "tokenizer")
     embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
-    make = jax.jit(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0)), out_shardings=everywhere(mesh))
-    return config, runs.restore(checkpoints, step, {"ema": make()})["ema"], tokenizer
+    unroll = train.best_unroll(config, mesh)
+    like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
+    return config, runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"], tokenizer
 
 
 @dataclass(frozen=True)
@@ -107,43 +114,82 @@ class Speed:
         if self.model not in SIZES:
             raise Refused(f"--model {self.model}: unknown; known are {', '.join(SIZES)}")
         config = dataclasses.replace(
-            train.PRESETS["stories"], model=self.model, length=self.length, batch=self.batch, bottleneck=self.bottleneck
+            PRESETS["stories"], model=self.model, length=self.length, batch=self.batch, bottleneck=self.bottleneck
         )
         key = jax.random.key(0)
-        model = jax.jit(lambda: train.make_model(config, self.vocab, self.embedding, key))()
+        mesh = make_mesh("1", self.batch)
+        unroll = train.best_unroll(config, mesh)
+        model = jax.jit(lambda: train.make_model(config, self.vocab, self.embedding, key, unroll))()
         embedder = self.random_embedder(key)
         n, length = self.batch, self.length
         rows = data.Rows(jnp.ones((n, length), jnp.int32), jnp.full(n, length), jnp.zeros(n, jnp.int32))
-        slots = losses.make_slots(n, config.p_decode, config.p_self_cond)
+        slots = train.slots_of(config)
         draws, drop = train.draw(config, key, jnp.arange(n), length, self.embedding, slots.group)
         batch = jax.jit(embedder.__call__)(rows, drop)
         optimizer = train.optimizer_of(config)
         state = train.State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
-        ts = samplers.uniform_grid(16)
+        scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
+
+        def forward(model, batch, draws):
+            """All rows through the network, and those that decode through the vocabulary head."""
+            h = model.trunk(batch.x, batch.x, draws.t, draws.w, draws.t)
+            return model.predict(h), model.logits(losses.take_rows(slots.group, h, slice(0, slots.decode)))
 
         def gradient(model, batch, draws):
-            def loss(model):
-                scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
-                return losses.token_losses(model, batch, draws, slots, **scales).mean()
+            return jax.grad(lambda model: losses.token_losses(model, batch, draws, slots, **scales).mean())(model)
 
-            return jax.grad(loss)(model)
-
+        steps_16 = partial(samplers.sample.__wrapped__, w=1.0, gamma=1.0)
         parts = {
-            "forward": (ELF.denoise, (model, batch.x, batch.x, draws.t, draws.w)),
+            "forward": (forward, (model, batch, draws)),
+            "forward, denoising only": (ELF.denoise, (model, batch.x, batch.x, draws.t, draws.w)),
             "losses and gradients": (gradient, (model, batch, draws)),
             "encoder": (data.Embedder.__call__, (embedder, rows, drop)),
             "optimizer": (optimizer.update, (model, state.optimizer, model)),
-            "whole step": (train.make_step(config, optimizer, jnp.float32, make_mesh("1", n)), (state, embedder, rows, key)),
-            "sampling, 16 steps": (samplers.sample.__wrapped__, (model, batch.x, ts, key), dict(w=1.0, gamma=1.0)),
+            "whole step": (train.make_step(config, optimizer, jnp.float32, mesh), (state, embedder, rows, key)),
+            "sampling, 16 steps": (steps_16, (model, batch.x, samplers.uniform_grid(16), key)),
         }
-        seconds = {}
+        calls, compile_seconds = {}, {}
+        for name, (function, args) in parts.items():
+            begun = time.time()
+            calls[name] = partial(jax.jit(function).lower(*args).compile(), *args)
+            compile_seconds[name] = time.time() - begun
+        seconds = self.time(calls)
         print(f"{self.model}, {n} rows of {length} tokens on {jax.device_count()} {jax.devices()[0].device_kind}")
         print(f"{'':24}{'seconds':>10}{'forwards':>10}{'tokens/s':>12}{'compile s':>11}")
-        for name, (function, args, *kwargs) in parts.items():
-            seconds[name], compile_seconds = self.time(function, args, *kwargs)
-            forwards, rate = seconds[name] / seconds["forward"], n * length / seconds[name]
-            print(f"{name:24}{seconds[name]:>10.4f}{forwards:>10.2f}{rate:>12,.0f}{compile_seconds:>11.1f}")
+        for name, taken in seconds.items():
+            row = f"{taken:>10.4f}{taken / seconds['forward']:>10.2f}{n * length / taken:>12,.0f}{compile_seconds[name]:>11.1f}"
+            print(f"{name:24}{row}")
+        print(f"waiting for data: {self.waiting(calls['whole step'].func, state, embedder, key, mesh):.2%} of the time of a step")
         print(f"peak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+
+    def time(self, calls: dict[str, Callable]) -> dict[str, float]:
+        """Median seconds of each call. They take turns, so that a busy moment of the machine falls on all alike; the first call
+        of a turn is not counted, as it has to find memory again that the others used."""
+        taken = {name: [] for name in calls}
+        for _ in range(self.repeats):
+            for name, call in calls.items():
+                jax.block_until_ready(call())
+                begun = time.time()
+                jax.block_until_ready(call())
+                taken[name].append(time.time() - begun)
+        return {name: float(np.median(times)) for name, times in taken.items()}
+
+    def waiting(self, step, state, embedder, key, mesh) -> float:
+        """Share of the time that steps wait for their rows, which come from a file by memory map as in training."""
+        with tempfile.NamedTemporaryFile() as file:
+            np.lib.format.open_memmap(file.name, "w+", np.int32, (100_000, self.length))[:] = 1
+            s = np.load(file.name, mmap_mode="r")
+            full = np.full(len(s), self.length, np.int32)
+            rows = data.Rows(s, full, np.zeros_like(full))
+            load = lambda i: place_rows(rows, data.batch_indices(len(s), self.batch, 0, i), mesh)  # noqa: E731
+            begun, waited, ahead = time.time(), 0.0, data.prefetched(load, 0, self.repeats)
+            for _ in range(self.repeats):
+                asked = time.time()
+                part = next(ahead)
+                waited += time.time() - asked
+                state, found = step(state, embedder, part, key)
+                jax.block_until_ready(found)
+            return waited / (time.time() - begun)
 
     def random_embedder(self, key) -> data.Embedder:
         sizes = dict(vocab_size=self.vocab, d_model=self.embedding, num_layers=self.encoder_layers)
@@ -151,17 +197,6 @@ class Speed:
         sizes |= dict(num_heads=heads, d_kv=self.embedding // heads, d_ff=4 * self.embedding, feed_forward_proj="relu")
         encoder = pretrained.t5_from_config(data.SCRATCH | sizes, key)
         return data.Embedder(encoder, jnp.zeros(self.embedding), jnp.ones(self.embedding))
-
-    def time(self, function, args, kwargs=None) -> tuple[float, float]:
-        """Median seconds of a call, and seconds to compile it."""
-        begun = time.time()
-        compiled = jax.jit(function).lower(*args, **(kwargs or {})).compile()
-        compile_seconds, taken = time.time() - begun, []
-        for _ in range(self.repeats + 1):
-            begun = time.time()
-            jax.block_until_ready(compiled(*args, **(kwargs or {})))
-            taken.append(time.time() - begun)
-        return float(np.median(taken[1:])), compile_seconds
 
 
 Command = Annotated[Samples, tyro.conf.subcommand("samples")] | Annotated[Speed, tyro.conf.subcommand("speed")]

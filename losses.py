@@ -98,8 +98,7 @@ def token_losses(
     t = jnp.where(draws.decode, 1.0, draws.t)
     no_sc = jnp.where((batch.prefix & ~decode)[..., None], batch.x, 0.0)  # a clean prefix, and zeros
 
-    x_no_sc = model.denoise(*(take(a, last) for a in (z, no_sc, t, draws.w)))
-    x_no_sc = jax.lax.stop_gradient(put(x_no_sc, last))
+    x_no_sc = put(jax.lax.stop_gradient(model).denoise(*(take(a, last) for a in (z, no_sc, t, draws.w))), last)
     x_prev = jnp.where(self_cond & ~batch.prefix[..., None], x_no_sc, no_sc)
 
     h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))

@@ -6,6 +6,8 @@ and the average need (momentum, averaged weights) is split over both, so no devi
 
 import glob
 import os
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -60,17 +62,37 @@ def chief_first():
             all_succeeded(success)
 
 
+@contextmanager
+def stop_signal() -> Iterator[Callable[[int], bool]]:
+    """Whether a SIGTERM came, as a function of the steps done: processes agree on the step after which they leave."""
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: caught.append(number))
+    try:
+        yield lambda step: bool(caught)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def platform(mesh: Mesh) -> str:
+    return mesh.devices.flat[0].platform
+
+
 def make_mesh(spec: str, batch: int, devices: list | None = None) -> Mesh:
-    """`8` or `4x2`: data shards, and the ways in which the weights are split."""
+    """`8` or `4x2`: data shards, and the ways in which the weights are split. Devices that are given must all be used."""
     sizes = [int(n) for n in spec.split("x")] if all(n.isdigit() for n in spec.split("x")) else []
     if len(sizes) not in (1, 2) or 0 in sizes:
         raise Refused(f"--mesh {spec}: give one number (data shards, as 64) or two (data x fsdp, as 16x4)")
-    shape, devices = (*sizes, 1)[:2], devices or jax.devices()
+    use_all = devices is not None or jax.process_count() > 1
+    shape, devices = (*sizes, 1)[:2], jax.devices() if devices is None else devices
     wanted, there = int(np.prod(shape)), len(devices)
-    if wanted > there or (wanted < there and jax.process_count() > 1):
+    if wanted > there or (wanted < there and use_all):
+        simulate = f", or simulate them on CPU with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
         raise Refused(
-            f"--mesh {spec} needs {wanted} devices and there are {there} ({devices[0].platform}): use --mesh {there}, "
-            f"or simulate them on CPU with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+            f"--mesh {spec} needs {wanted} devices and there are {there} ({devices[0].platform}): use --mesh {there}"
+            + simulate * (devices[0].platform == "cpu")
         )
     if batch % wanted:
         raise Refused(f"--batch {batch} does not divide over the {wanted} devices of --mesh {spec}: use a multiple of {wanted}")
@@ -98,6 +120,13 @@ def by_row(mesh: Mesh) -> NamedSharding:
 
 def everywhere(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
+
+
+def shapes_on(tree, shardings):
+    """Shapes and types of arrays, to stand in for them where `shardings` (one for all, or a tree of them) says."""
+    if isinstance(shardings, NamedSharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), tree, shardings)
 
 
 def place_rows(arrays, chosen: np.ndarray, mesh: Mesh):

@@ -130,7 +130,7 @@ class T5Encoder(eqx.Module):
 
     def __call__(self, s: Int[Array, "N L"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
         bias = relative_bias(self.position_bias, sees, self.max_distance)
-        h, _ = jax.lax.scan(lambda h, block: (block(h, bias), None), self.embed[s], self.blocks)
+        h, _ = jax.lax.scan(lambda h, block: (block(h, bias), None), self.embed[s], self.blocks, unroll=True)
         return self.norm(h)
 
 
@@ -166,6 +166,23 @@ def t5_tensors(encoder: T5Encoder) -> Iterator[tuple[str, tuple, int | None, boo
 
 def dotted(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+# What the configurations of the original T5s say, for planning without their files.
+T5_CONFIGS = {
+    name: dict(
+        vocab_size=32_128,
+        d_model=width,
+        num_layers=depth,
+        num_heads=width // 64,
+        d_kv=64,
+        d_ff=4 * width,
+        feed_forward_proj="relu",
+        relative_attention_num_buckets=32,
+        relative_attention_max_distance=128,
+    )
+    for name, width, depth in (("t5-small", 512, 6), ("t5-base", 768, 12), ("t5-large", 1024, 24))
+}
 
 
 def t5_from_config(config: Mapping, key: PRNGKeyArray) -> T5Encoder:

@@ -10,11 +10,13 @@ runs/NAME/checkpoints/     Orbax
 
 import json
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from errors import Refused
 from mesh import all_succeeded, is_chief
@@ -71,34 +73,62 @@ def plot_losses(directory: Path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     panels = (left, "mse", "denoising: velocity error (Eq. 1)"), (right, "ce", "decoding: cross-entropy (Eq. 2)")
     for axis, key, title in panels:
-        axis.plot(steps, [line[key] for line in lines], lw=1)
+        axis.plot(steps, [line[key] for line in lines], lw=1, label="training")
+        held_out = [(line["step"], line[f"validation_{key}"]) for line in lines if f"validation_{key}" in line]
+        axis.plot(*zip(*held_out, strict=True), "o-", ms=3, lw=1, label="held out, averaged weights") if held_out else None
         axis.set(title=title, xlabel="step", yscale="log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_locator(NullLocator())
         axis.grid(alpha=0.3)
+    left.legend(frameon=False)
     figure.savefig(directory / "loss.png", dpi=120)
     plt.close(figure)
 
 
 def open_checkpoints(directory: Path, keep: int | None) -> ocp.CheckpointManager:
-    """To save and keep some, or only to read: opening to save clears what an interrupted save left."""
+    """To save, keeping the newest and the best by validation, or only to read. Opening to save clears what a kill left."""
+    options = dict(best_fn=lambda metrics: metrics["validation_loss"], best_mode="min")
     if keep:
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True)
+        best = policies.BestN(
+            get_metric_fn=options["best_fn"], reverse=True, n=1, keep_checkpoints_without_metrics=False
+        )  # reverse: the smallest loss last
+        options |= dict(preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]))
+        options |= dict(enable_async_checkpointing=True, cleanup_tmp_directories=True)
     else:
-        options = ocp.CheckpointManagerOptions(read_only=True)
+        options |= dict(read_only=True)
     handlers = {part: ocp.StandardCheckpointHandler() for part in ("step", "model", "ema", "optimizer")}
-    return ocp.CheckpointManager((directory / "checkpoints").absolute(), options=options, item_handlers=handlers)
+    return ocp.CheckpointManager(
+        (directory / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(**options), item_handlers=handlers
+    )
 
 
 def flat(tree) -> dict[str, jax.Array]:
     return {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def save(manager: ocp.CheckpointManager, step: int, state):
+def save(manager: ocp.CheckpointManager, step: int, state, validation: dict[str, float]):
     """Write the parts of a state (a NamedTuple) side by side, so that each can be read without the others."""
     parts = {name: ocp.args.StandardSave(flat(part)) for name, part in state._asdict().items()}
-    manager.save(step, args=ocp.args.Composite(**parts))
+    with saving(manager):
+        manager.save(step, args=ocp.args.Composite(**parts), metrics=validation or None)
+
+
+def finish_saving(manager: ocp.CheckpointManager):
+    with saving(manager):
+        manager.wait_until_finished()
+
+
+@contextmanager
+def saving(manager: ocp.CheckpointManager):
+    """A save that fails, now or in the background, ends the run with a word on what is safe."""
+    try:
+        yield
+    except Exception as error:  # Orbax has no common class for what a full disk can raise.
+        manager.reload()
+        safe = f"the last good one is {manager.latest_step()}" if manager.latest_step() else "there is no earlier one"
+        reason = str(error).strip().splitlines()[0][:200]
+        raise Refused(f"a checkpoint could not be saved in {manager.directory} ({reason}); {safe}") from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, likes: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def small(encoder_directory):
     """Settings of a run that takes seconds."""
     settings = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2)
     settings |= dict(log_every=1, save_every=9, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
-    return dataclasses.replace(train.PRESETS["stories"], **settings)
+    return dataclasses.replace(settings.PRESETS["stories"], **settings)
 
 
 @pytest.fixture(scope="session")

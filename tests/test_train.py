@@ -20,6 +20,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import data
 import runs
+import settings
 import train
 from errors import Refused
 from eval import load_run
@@ -32,7 +33,7 @@ def curve(config, key="loss"):
 def test_a_run_leaves_everything_needed_to_read_it(finished):
     config, _ = finished
     assert json.loads((config.directory / "config.json").read_text())["learning_rate"] == 0.01
-    assert train.config_from(json.loads((config.directory / "config.json").read_text())) == config
+    assert settings.config_from(json.loads((config.directory / "config.json").read_text())) == config
     assert [line["step"] for line in runs.read_metrics(config.directory)] == list(range(1, 21))
     assert len((config.directory / "samples" / "final.jsonl").read_text().splitlines()) == 16
     assert (config.directory / "loss.png").stat().st_size > 10_000
@@ -42,7 +43,7 @@ def test_a_run_leaves_everything_needed_to_read_it(finished):
 
 def command(config):
     """The command line that stands for a configuration."""
-    default, words = train.PRESETS["stories"], [sys.executable, "train.py"]
+    default, words = settings.PRESETS["stories"], [sys.executable, "train.py"]
     for field in dataclasses.fields(config):
         if (value := getattr(config, field.name)) != getattr(default, field.name):
             words += [f"--{field.name.replace('_', '-')}", str(value)]
@@ -100,6 +101,68 @@ def test_sigterm_saves_and_leaves_quietly(small, tmp_path):
     assert saved_step(config) == logged_step(config)
 
 
+def test_killed_while_saving_a_run_goes_on_from_the_save_before(small, tmp_path):
+    """SIGKILL while a checkpoint is half written: the next start clears it and continues from the whole one before."""
+    config = dataclasses.replace(small, runs=tmp_path, name="torn", steps=400, save_every=5, model="desk")
+    checkpoints = config.directory / "checkpoints"
+    process, said = start(config)
+    wait_until(lambda: saved_step(config) >= 10 and any("tmp" in p.name for p in checkpoints.glob("*")), process, said)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert any("tmp" in p.name for p in checkpoints.glob("*"))
+    whole = saved_step(config)
+    process, said = start(dataclasses.replace(config, save_every=1000))
+    wait_until(lambda: "continuing" in said.read_text(), process, said)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert f"from step {whole}\n" in said.read_text()
+    assert not any("tmp" in p.name for p in checkpoints.glob("*"))
+
+
+def test_a_full_disk_ends_the_run_with_a_word_on_what_is_safe(small, tmp_path):
+    """A run on a disk that holds two checkpoints but not three; with room again it goes on from the last whole one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=True)
+    try:
+        config = dataclasses.replace(small, runs=disk, name="full", keep=100, save_every=3, log_every=3, steps=300)
+        process, said = start(config)
+        assert process.wait(timeout=240) == 1
+        complaint = said.read_text().strip().splitlines()[-1]
+        assert complaint.startswith("error: ") and "could not be saved" in complaint and "the last good one is" in complaint
+        safe = int(complaint.split("the last good one is ")[1])
+        assert safe == saved_step(config) > 0
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        process, said = start(dataclasses.replace(config, keep=1))
+        wait_until(lambda: saved_step(config) > safe, process, said)
+        assert f"from step {safe}\n" in said.read_text()
+        process.kill()
+        process.wait()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_the_best_checkpoint_outlives_newer_ones(finished, tmp_path):
+    """Kept are the newest and the one with the least loss on held-out rows."""
+    _, state = finished
+    checkpoints = runs.open_checkpoints(tmp_path, keep=2)
+    for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
+        runs.save(checkpoints, step, state, dict(validation_loss=loss))
+    runs.save(checkpoints, 5, state, {})  # after a SIGTERM there is no time to validate
+    runs.finish_saving(checkpoints)
+    assert checkpoints.all_steps() == [1, 4, 5]
+    reader = runs.open_checkpoints(tmp_path, keep=None)
+    assert (reader.best_step(), reader.latest_step()) == (1, 5)
+
+
+def test_held_out_rows_are_scored_the_same_at_every_save(finished):
+    config, _ = finished
+    scored = {line["step"]: line for line in runs.read_metrics(config.directory) if "validation_loss" in line}
+    assert set(scored) == {9, 18, 20}
+    assert scored[20]["validation_loss"] < scored[9]["validation_loss"]
+    assert all(np.isfinite(line["validation_mse"]) and np.isfinite(line["validation_ce"]) for line in scored.values())
+
+
 @pytest.mark.parametrize("mesh", ["8", "4x2", "2x4"])
 def test_the_same_run_on_any_mesh(finished, mesh, tmp_path):
     """Losses and weights over twenty steps equal those of one device, up to the order of sums."""
@@ -137,18 +200,31 @@ def test_a_run_continues_on_another_mesh(finished, mesh, tmp_path, capsys):
     jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), continued.model, state.model)
 
 
+def start_pair(config):
+    """Two processes of four devices each that find each other through a coordinator."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    return [start(dataclasses.replace(config, coordinator=address, processes=2, process_id=i), devices=4) for i in range(2)]
+
+
+def test_a_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(small, tmp_path):
+    config = dataclasses.replace(small, runs=tmp_path, name="pair", mesh="8", steps=100_000, save_every=50_000)
+    (chief, said), (other, _) = start_pair(config)
+    wait_until(lambda: logged_step(config) >= 4, chief, said)
+    other.send_signal(signal.SIGTERM)
+    assert [p.wait(timeout=120) for p in (chief, other)] == [0, 0], said.read_text()[-3000:]
+    assert "saved; the same command continues" in said.read_text()
+    assert saved_step(config) == logged_step(config)
+
+
 def test_two_processes_train_as_one_and_continue_what_one_began(finished, tmp_path):
     """Two processes of four devices each, found through a coordinator: whole runs, and the end of one begun on one device."""
     whole, _ = finished
     begun = interrupted(whole, tmp_path, name="begun", mesh="8")
     for config in (dataclasses.replace(whole, runs=tmp_path, name="pair", mesh="8"), begun):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            address = f"localhost:{free.getsockname()[1]}"
-        process = [
-            start(dataclasses.replace(config, coordinator=address, processes=2, process_id=i), devices=4) for i in range(2)
-        ]
-        assert [p.wait(timeout=300) for p, _ in process] == [0, 0], process[0][1].read_text()[-3000:]
+        processes = start_pair(config)
+        assert [p.wait(timeout=300) for p, _ in processes] == [0, 0], processes[0][1].read_text()[-3000:]
         assert_allclose(curve(config), curve(whole), rtol=1e-3)
         mesh = train.make_mesh("1", 1)
         ours, theirs = (load_run(c.directory, mesh)[1] for c in (config, whole))
@@ -189,8 +265,8 @@ def test_a_finished_run_is_not_trained_again(finished):
 
 
 def test_layers_and_seeds_start_differently():
-    config = train.PRESETS["stories"]
-    one, two = (train.make_model(config, 50, 16, jax.random.key(seed)) for seed in (0, 1))
+    config = settings.PRESETS["stories"]
+    one, two = (train.make_model(config, 50, 16, jax.random.key(seed), 1) for seed in (0, 1))
     first, second = one.blocks.attend.qkv.weight[:2]
     assert not jnp.allclose(first, second) and not jnp.allclose(one.blocks.attend.qkv.weight, two.blocks.attend.qkv.weight)
 
@@ -201,7 +277,7 @@ def test_averaged_weights_follow_the_weights(small, tmp_path):
     corpus, embedder = train.prepare(config)
     optimizer = train.optimizer_of(config)
     mesh = train.make_mesh("1", 16)
-    state = train.init_state(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh)
+    state = train.state_maker(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh, 1)()
     state = state._replace(model=jax.tree.map(lambda a: a + 1.0, state.ema))
     rows = data.Rows(*(jnp.asarray(a[:16]) for a in corpus.rows))
     after, _ = jax.jit(train.make_step(config, optimizer, jnp.float32, mesh))(state, embedder, rows, jax.random.key(0))
@@ -218,7 +294,7 @@ def test_bfloat16_computes_what_float32_does_roughly(finished, tmp_path):
 
 
 def test_paper_sizes_bring_the_settings_of_table_7():
-    b, m, large = (train.parse(["--model", size]) for size in ("elf-b", "elf-m", "elf-l"))
+    b, m, large = (settings.parse(["--model", size], "") for size in ("elf-b", "elf-m", "elf-l"))
     assert b.data == "owt" and b.encoder == "t5-small"
     assert (b.length, b.bottleneck, b.batch, b.optimizer, b.learning_rate) == (1024, 128, 512, "muon", 0.002)
     assert (b.t_mean, b.t_std, b.noise_scale, b.p_mean, b.p_std, b.decode_noise_scale) == (-1.5, 0.8, 2.0, 0.8, 0.8, 5.0)
@@ -226,7 +302,7 @@ def test_paper_sizes_bring_the_settings_of_table_7():
     assert (b.ema, b.clip, b.schedule) == (0.9999, 1.0, "constant")
     assert [c.steps / 19_017 for c in (b, m, large)] == [5, 4, 3]
     assert round(b.warmup_steps / 19_017, 2) == 0.5
-    assert train.parse(["--model", "elf-b", "--learning-rate", "0.1"]).learning_rate == 0.1
+    assert settings.parse(["--model", "elf-b", "--learning-rate", "0.1"], "").learning_rate == 0.1
 
 
 # Fail loudly
@@ -298,11 +374,13 @@ def test_a_loss_that_is_not_a_number_stops_the_run(small, tmp_path):
 
 
 def test_help_shows_the_defaults_of_the_chosen_preset(monkeypatch, capsys):
-    for flags, shown in [(["--model", "elf-b"], "default: 1024"), ([], "default: 32")]:
+    for flags, shown in [(["--model", "elf-b"], "default: 1024"), ([], "default: 30")]:
         with pytest.raises(SystemExit):
-            train.parse([*flags, "--help"])
+            settings.parse([*flags, "--help"], "")
         assert shown in capsys.readouterr().out
 
 
 def test_paths_are_relative_to_where_one_is():
-    assert not train.PRESETS["stories"].directory.is_absolute() and Path("runs") in train.PRESETS["stories"].directory.parents
+    assert (
+        not settings.PRESETS["stories"].directory.is_absolute() and Path("runs") in settings.PRESETS["stories"].directory.parents
+    )

@@ -1,0 +1,210 @@
+"""The settings of a run: every one a flag, with the paper's values as defaults, and presets for a choice of model and data."""
+
+import argparse
+import dataclasses
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from elf import SIZES
+from errors import Refused
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    model: str
+    """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk-m, desk, tiny)."""
+    data: str
+    """What to train on: stories (embedded) or owt."""
+    name: str = ""
+    """Name of the run, which lives in <runs>/<name>; by default data-model."""
+    runs: Path = Path("runs")
+    """Directory of all runs."""
+    cache: Path = Path("cache")
+    """Directory of prepared data and encoders, shared by all runs."""
+
+    encoder: str = "t5-small"
+    """Frozen encoder of the clean embeddings; scratch trains a small T5 on the corpus first."""
+    length: int = 1024
+    """Tokens per row."""
+    bottleneck: int = 128
+    """Width of the bottleneck between embeddings and network."""
+
+    steps: int = 5 * 19_017
+    """Optimizer steps."""
+    batch: int = 512
+    """Rows per step, over all devices."""
+    accumulate: int = 1
+    """Parts a batch is worked through in, one after the other, to save memory."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """Muon for matrices and Adam for the rest, or AdamW (0.9, 0.95) for all."""
+    learning_rate: float = 0.002
+    """Peak learning rate; the paper's AdamW runs use 1e-4."""
+    warmup_steps: int = 9_508
+    """Steps of linear warm-up from zero: half an epoch of OpenWebText."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up."""
+    clip: float = 1.0
+    """Largest global norm of a gradient."""
+    ema: float = 0.9999
+    """Decay of the averaged weights, which are the ones sampled from."""
+
+    t_mean: float = -1.5
+    """Mean of the logit-normal time of a denoised row, and of the sampling grid."""
+    t_std: float = 0.8
+    """Standard deviation of the same."""
+    noise_scale: float = 2.0
+    """Scale of the noise that denoised rows start from."""
+    p_mean: float = 0.8
+    """Mean of the logit-normal corruption level of a token in decoded rows."""
+    p_std: float = 0.8
+    """Standard deviation of the same."""
+    decode_noise_scale: float = 5.0
+    """Scale of the noise in decoded rows; the paper uses 5 on OpenWebText and 1 on conditional tasks."""
+    p_decode: float = 0.2
+    """Share of rows that train the decoder (cross-entropy) rather than the denoiser (velocity error)."""
+    p_self_cond: float = 0.5
+    """Share of denoised rows that see their own first prediction."""
+    w_min: float = 0.5
+    """Smallest guidance scale trained on."""
+    w_max: float = 5.0
+    """Largest guidance scale trained on."""
+    p_drop: float = 0.1
+    """Share of rows that lose their condition, where the data has one."""
+
+    sample_steps: int = 64
+    """Steps of the sampler behind the samples shown."""
+    w: float = 1.0
+    """Guidance scale of these samples."""
+    gamma: float = 1.0
+    """Noise re-injected by their sampler; 0 is the ODE."""
+    num_samples: int = 1000
+    """Texts sampled and scored at the end."""
+
+    mesh: str = "1"
+    """Devices: 64 is 64 data shards, 16x4 is 16 data shards with the weights of each split over 4."""
+    coordinator: str = ""
+    """Address (host:port) of process 0, where JAX cannot find the processes of a run by itself."""
+    processes: int = 1
+    """Number of processes, if a coordinator is given."""
+    process_id: int = 0
+    """Which of them this is."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; auto is bfloat16 on TPU and GPU and float32 on CPU. State is always float32."""
+    remat: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    seed: int = 0
+    """All randomness of the run follows from it."""
+    log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
+    sample_every: int = 5_000
+    """Steps between samples shown while training; 0 for none."""
+    save_every: int = 1_000
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints kept."""
+    preflight: str = ""
+    """Do not train: compile the step for a TPU that need not be there, as v5p:4x4x4, and say what it would cost."""
+    preflight_json: Path | None = None
+    """File for the numbers of that."""
+    wandb: str = ""
+    """Weights & Biases project to log to (pip install wandb)."""
+    tensorboard: bool = False
+    """Also log for TensorBoard (pip install tensorboardX)."""
+
+    @property
+    def directory(self) -> Path:
+        return self.runs / (self.name or f"{self.data}-{self.model}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def config_from(values: dict[str, Any]) -> TrainConfig:
+    """The configuration that `as_json` wrote."""
+    paths = {f.name for f in dataclasses.fields(TrainConfig) if f.type is Path}
+    return TrainConfig(**{k: Path(v) if k in paths else v for k, v in values.items()})
+
+
+# Fields that may change when a run is continued: they do not change what is computed.
+FREE = {"name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat", "num_samples", "sample_steps"}
+FREE |= {"preflight", "preflight_json", "w", "gamma", "log_every", "sample_every", "save_every", "keep", "wandb", "tensorboard"}
+
+OWT_ROWS = 19_017 * 512
+OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
+PRESETS = {
+    "owt": TrainConfig(model="elf-b", data="owt"),
+    "stories": TrainConfig(
+        model="desk",
+        data="stories",
+        encoder="scratch",
+        length=30,
+        steps=1_600,
+        batch=32,
+        learning_rate=0.01,
+        warmup_steps=100,
+        schedule="cosine",
+        ema=0.995,
+        noise_scale=1.0,
+        decode_noise_scale=1.0,
+        num_samples=256,
+        log_every=20,
+        sample_every=400,
+        save_every=400,
+    ),
+}
+
+
+def preset(model: str | None, corpus: str | None) -> TrainConfig:
+    """The settings that a choice of model and data stands for. A paper size alone means the paper's OpenWebText run."""
+    corpus = corpus or ("owt" if model in OWT_EPOCHS else "stories")
+    if corpus not in PRESETS:
+        raise Refused(f"--data {corpus}: unknown; known are {', '.join(PRESETS)}")
+    chosen = PRESETS[corpus]
+    model = model or chosen.model
+    if model not in SIZES:
+        raise Refused(f"--model {model}: unknown; known are {', '.join(SIZES)}")
+    steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus == "owt" else chosen.steps
+    return dataclasses.replace(chosen, model=model, steps=steps)
+
+
+def parse(args: list[str], description: str) -> TrainConfig:
+    """Flags over the preset that --model and --data name; --help shows the defaults of that preset."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--model")
+    first.add_argument("--data")
+    chosen, _ = first.parse_known_args(args)
+    return tyro.cli(TrainConfig, default=preset(chosen.model, chosen.data), description=description, args=args)
+
+
+def check(config: TrainConfig):
+    """Refuse what cannot work before anything is written."""
+    for field in (
+        "steps",
+        "batch",
+        "accumulate",
+        "length",
+        "bottleneck",
+        "log_every",
+        "save_every",
+        "keep",
+        "num_samples",
+        "sample_steps",
+    ):
+        if getattr(config, field) < 1:
+            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
+    for field in ("p_decode", "p_self_cond", "p_drop", "ema"):
+        if not 0 <= getattr(config, field) <= 1:
+            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be between 0 and 1")
+    if not 0 < config.w_min <= config.w_max:
+        raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
+    if config.batch % config.accumulate:
+        raise Refused(f"--accumulate {config.accumulate} does not divide --batch {config.batch}")
+    if config.warmup_steps >= config.steps:
+        raise Refused(f"--warmup-steps {config.warmup_steps} leaves nothing of --steps {config.steps}: lower it")
+    for flag, package in ((config.wandb, "wandb"), (config.tensorboard, "tensorboardX")):
+        if flag and importlib.util.find_spec(package) is None:
+            raise Refused(f"logging to {package} was asked for and it is not installed: pip install {package}")

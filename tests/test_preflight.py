@@ -1,0 +1,79 @@
+"""What a TPU would do, asked of its compiler."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+from numpy.testing import assert_allclose
+
+import preflight
+import settings
+import train
+from errors import Refused
+
+FOUR = dataclasses.replace(settings.PRESETS["stories"], batch=32, mesh="4", preflight="v5e:2x2")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return train.preflight_step(FOUR)
+
+
+def test_layers_in_a_loop_are_counted_as_often_as_they_run(found):
+    """Counted by the difference of two builds, a step costs what it costs with all its layers written out."""
+    _, devices = preflight.topology(FOUR.preflight)
+    mesh = train.make_mesh(FOUR.mesh, FOUR.batch, devices)
+    _, written_out = preflight.compiled(train.lower_step(FOUR, mesh, unroll_layers=4))
+    assert_allclose(found["kernel_flops"], written_out["kernel flops"])
+    assert_allclose(found["flops"], written_out["flops"] + written_out["kernel flops"], rtol=0.02)
+    assert_allclose(found["bytes_accessed"], written_out["bytes"] + written_out["kernel bytes"], rtol=0.2)
+
+
+def test_the_report_has_every_number(found, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "preflight_step", lambda config: found)
+    words = ["--mesh", "4", "--preflight", "v5e:2x2", "--preflight-json", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    train.main()
+    assert json.loads((tmp_path / "found.json").read_text()) == found
+    for key in ("hbm_state_bytes", "hbm_temp_bytes", "flops", "bytes_accessed", "predicted_seconds", "compile_seconds"):
+        assert found[key] > 0
+    assert 0 < found["mfu"] < 1 and found["hbm_limit_bytes"] == 16e9 and found["fits"]
+    assert found["owt_epoch_hours"] == pytest.approx(found["predicted_seconds"] * 19_017 * 512 / 32 / 3600)
+    kinds = {each["kind"]: each for each in found["collectives"]}
+    assert kinds and all(each["count"] > 0 and each["bytes"] > 0 for each in kinds.values())
+    said = capsys.readouterr().out
+    for words in ("v5e:2x2, per chip", "fits", "predicted", "an epoch", "in kernels"):
+        assert words in said
+
+
+def test_collectives_and_kernels_are_read_from_the_program():
+    operands = "s8[1,3,3]{2,1,0}, bf16[8,12,1152,64]{3,2,1,0}, bf16[8,12,1152,64]{3,2,1,0}"
+    hlo = f"""HloModule step
+%body (p: f32[8]) -> f32[8] {{
+  %gather = f32[1024]{{0}} all-gather(%p), dimensions={{0}}
+  %sums = (f32[4]{{0}}, f32[12]{{0}}) all-reduce(%p, %q), to_apply=%sum
+  %splash_mha_fwd.2 = bf16[8,12,1152,64]{{3,2,1,0}} custom-call(%q, %k), custom_call_target="tpu_custom_call", \
+operand_layout_constraints={{{operands}}}, metadata={{}}
+}}
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %start = (bf16[8]{{0}}, bf16[64]{{0}}) all-gather-start(%loop), dimensions={{0}}
+  %done = bf16[64]{{0}} all-gather-done(%start)
+}}
+"""
+    found = preflight.read_hlo(hlo)
+    assert (found["all-gather count"], found["all-gather bytes"]) == (2, 4096 + 128)
+    assert (found["all-reduce count"], found["all-reduce bytes"]) == (1, 64)
+    assert found["kernel flops"] == 4 * 8 * 12 * 1152**2 * 64
+    assert found["kernel bytes"] == 9 + 3 * 8 * 12 * 1152 * 64 * 2
+
+
+@pytest.mark.parametrize("name", ["h100", "v9:2x2", "v5p:3x3x3", "v5p"])
+def test_an_unknown_tpu_is_refused_with_the_known_ones(name):
+    with pytest.raises(Refused, match=r"known are v4:4x4x4, v5e:4x4, v5p:4x4x4, v6e:4x4"):
+        preflight.topology(name)
+
+
+def test_a_mesh_that_leaves_chips_idle_is_refused():
+    with pytest.raises(Refused, match=r"--mesh 2 needs 2 devices and there are 4 \(tpu\): use --mesh 4"):
+        train.preflight_step(dataclasses.replace(FOUR, mesh="2"))
