@@ -230,7 +230,7 @@ def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
     return load_t5(directory)
 
 
-def shapes_for(corpus: str, encoder: str, length: int) -> tuple[int, Embedder]:
+def shapes_for(corpus: str, encoder: str, length: int, unroll: int = 1) -> tuple[int, Embedder]:
     """Size of the vocabulary, and the embedder as shapes alone: what can be known without reading text or weights."""
     vocab = len(load_corpus(corpus, length).tokenizer) if corpus in GRAMMARS else 32_100
     if encoder == "scratch":
@@ -239,8 +239,12 @@ def shapes_for(corpus: str, encoder: str, length: int) -> tuple[int, Embedder]:
         config = T5_CONFIGS[encoder]
     else:
         config = json.loads(encoder_file(encoder, "config.json").read_text())
-    width = config["d_model"]
-    return vocab, jax.eval_shape(lambda: Embedder(t5_from_config(config, jax.random.key(0)), jnp.zeros(width), jnp.ones(width)))
+
+    def make():
+        network = t5_from_config(config, jax.random.key(0), unroll)
+        return Embedder(network, jnp.zeros(config["d_model"]), jnp.ones(config["d_model"]))
+
+    return vocab, jax.eval_shape(make)
 
 
 def encoder_file(name: str, file: str) -> Path:

@@ -35,13 +35,14 @@ class Chip(NamedTuple):
     mxu: int
     """Side of the matrix unit: products with a shorter inner or outer side leave part of it idle."""
     example: str
+    accelerator: str
+    """What libtpu calls one host of them."""
 
 
 CHIPS = {
-    "v4": Chip(275e12, 32e9, 1_228e9, 128, "v4:4x4x4"),
-    "v5e": Chip(197e12, 16e9, 819e9, 128, "v5e:4x4"),
-    "v5p": Chip(459e12, 95e9, 2_765e9, 128, "v5p:4x4x4"),
-    "v6e": Chip(918e12, 32e9, 1_640e9, 256, "v6e:4x4"),
+    "v5e": Chip(197e12, 16e9, 819e9, 128, "v5e:4x4", "v5litepod-8"),
+    "v5p": Chip(459e12, 95e9, 2_765e9, 128, "v5p:4x4x4", "v5p-8"),
+    "v6e": Chip(918e12, 32e9, 1_640e9, 256, "v6e:4x4", "v6e-8"),
 }
 
 
@@ -51,10 +52,12 @@ def topology(name: str) -> tuple[Chip, list]:
     kind = name.split(":")[0]
     if kind not in CHIPS or ":" not in name:
         raise Refused(f"--preflight {name}: unknown TPU; {known}")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # There is no TPU to ask.
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    chip = CHIPS[kind]
+    jax.config.update("jax_platforms", "cpu")  # Nothing is to run on whatever accelerator may be here,
+    os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE=chip.accelerator)
+    os.environ.update(ALLOW_MULTIPLE_LIBTPU_LOAD="1")  # nor to be kept from others.
     try:
-        return CHIPS[kind], topologies.get_topology_desc(name, platform="tpu").devices
+        return chip, topologies.get_topology_desc(name, platform="tpu").devices
     except jax.errors.JaxRuntimeError as error:
         raise Refused(f"--preflight {name}: {str(error).splitlines()[0]}; {known}") from None
     except RuntimeError as error:
@@ -68,8 +71,8 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, Counts]:
     """The program, and what the compiler and its text say of it: loop bodies once, kernels not in flops, bytes and seconds."""
     with tempfile.TemporaryDirectory() as directory:
         program = lowered.compile(compiler_options={"xla_dump_to": directory, "xla_dump_hlo_as_text": True})
-        (text,) = Path(directory).glob("*.after_optimizations.txt")
-        counts = read_hlo(text.read_text())
+        texts = Path(directory).glob("*.after_optimizations.txt")
+        counts = read_hlo(max(texts, key=lambda file: file.stat().st_size).read_text())
     found = program.cost_analysis()
     seconds = found["optimal_seconds"]
     seconds += math.ceil(max(0, -seconds))  # The compiler adds -1 for what it cannot estimate.
@@ -77,15 +80,30 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, Counts]:
     return program, counts
 
 
-def counted(build: Callable[..., jax.stages.Lowered], layers: int, parts: int) -> tuple[jax.stages.Compiled, float, Counts]:
-    """The step, the seconds it took to compile, and its counts with `layers` inside each of `parts` in full."""
+class Loops(NamedTuple):
+    """How often the bodies of a step's loops run: layers and encoder layers inside each of the parts of a batch."""
+
+    layers: int
+    encoder_layers: int
+    parts: int
+
+
+def counted(
+    step: Callable[..., jax.stages.Lowered], encoder: Callable[..., jax.stages.Lowered], loops: Loops
+) -> tuple[jax.stages.Compiled, float, Counts]:
+    """The step, the seconds it took to compile, and its counts with every loop in full."""
     begun = time.time()
-    step, once = compiled(build())
+    program, once = compiled(step())
     compile_seconds = time.time() - begun
-    layer = difference(compiled(build(unroll_layers=2))[1], once) if layers > 1 else Counter()
-    part = difference(compiled(build(unroll_parts=2))[1], once) if parts > 1 else Counter()  # of one layer, as in `once`
-    full = {k: once[k] + (parts - 1) * part[k] + parts * (layers - 1) * layer[k] for k in once}
-    return step, compile_seconds, Counter(full)
+    layer = difference(compiled(step(unroll_layers=2))[1], once)
+    part = (
+        difference(compiled(step(unroll_parts=2))[1], once) if loops.parts > 1 else Counter()
+    )  # one layer of each, as in `once`
+    encoder_rest = difference(compiled(encoder(unroll=loops.encoder_layers))[1], compiled(encoder(unroll=1))[1])
+    full = {
+        k: once[k] + (loops.parts - 1) * part[k] + loops.parts * ((loops.layers - 1) * layer[k] + encoder_rest[k]) for k in once
+    }
+    return program, compile_seconds, Counter(full)
 
 
 def difference(more: Counts, less: Counts) -> Counts:
@@ -110,7 +128,7 @@ def read_hlo(hlo: str) -> Counts:
             counts[f"{found[2]} count"] += 1
             counts[f"{found[2]} bytes"] += max(sizes_of(found[1]), default=0) if "-start(" in line else sum(sizes_of(found[1]))
         if "tpu_custom_call" in line and (kernel := re.search(r"%splash_mha_(fwd|dkv)\S* = (.*?) custom-call\(", line)):
-            operands = re.search(r"operand_layout_constraints={(.*?)}, ", line)[1]
+            operands = re.search(r"operand_layout_constraints={(.*?})}", line)[1]
             rows, heads, length, d = map(int, re.search(r"bf16\[(\d+),(\d+),(\d+),(\d+)\]", operands).groups())
             products = {"fwd": 2, "dkv": 5}[kernel[1]]  # of all pairs of positions
             counts["kernel flops"] += products * 2 * rows * heads * length**2 * d
@@ -137,24 +155,25 @@ def useful_flops(model: ELF, encoder: T5Encoder, length: int, passes: float, p_d
 
 
 METHOD = """flops, bytes and seconds are the TPU compiler's own estimate; loop bodies, which it counts once, are multiplied by \
-their rounds, a round being the difference to a build with two rounds in one; the attention kernels, which it cannot see, are \
-added from their shapes in the compiled program, their time at the peak of the matrix unit as far as the width of a head fills \
-it. Useful FLOPs for the utilisation leave out padding, unused slots and recomputation."""
+their rounds, a round being the difference to a build with more of them written out; the attention kernels, which it cannot \
+see, are added from their shapes in the compiled program, their time at the peak of the matrix unit as far as the width of a \
+head fills it. Useful FLOPs for the utilisation leave out padding, unused slots and recomputation."""
 
 
 def inspect(
     name: str,
-    build: Callable[..., jax.stages.Lowered],
+    step: Callable[..., jax.stages.Lowered],
+    encoder: Callable[..., jax.stages.Lowered],
+    loops: Loops,
     *,
     chip: Chip,
-    layers: int,
-    parts: int,
     head_dim: int,
     useful: float,
 ) -> dict[str, Any]:
-    """Compile what `build` lowers and say what it costs a chip; `useful` FLOPs of it are the method's own."""
-    step, compile_seconds, counts = counted(build, layers, parts)
-    memory, kernel_flops, kernel_bytes = step.memory_analysis(), counts["kernel flops"], counts["kernel bytes"]
+    """Compile what `step` lowers, of which `encoder` is a part, and say what it costs a chip; `useful` FLOPs of it are the
+    method's own."""
+    program, compile_seconds, counts = counted(step, encoder, loops)
+    memory, kernel_flops, kernel_bytes = program.memory_analysis(), counts["kernel flops"], counts["kernel bytes"]
     kernel_seconds = max(kernel_flops / (chip.flops * min(1, head_dim / chip.mxu)), kernel_bytes / chip.bandwidth)
     seconds = counts["seconds"] + kernel_seconds
     sent = [dict(kind=kind, count=counts[f"{kind} count"], bytes=counts[f"{kind} bytes"]) for kind in COLLECTIVES]

@@ -105,6 +105,7 @@ class T5Encoder(eqx.Module):
     blocks: T5Block  # every leaf stacked over depth
     norm: RMSNorm
     max_distance: int = eqx.field(static=True)
+    unroll: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class T5Encoder(eqx.Module):
         gated: bool = True,
         buckets: int = 32,
         max_distance: int = 128,
+        unroll: int = 1,
         key: PRNGKeyArray,
     ):
         k1, k2, k3 = jax.random.split(key, 3)
@@ -126,11 +128,11 @@ class T5Encoder(eqx.Module):
         blocks = eqx.filter_vmap(lambda k: T5Block(width, heads, head_dim, inner, gated, key=k))
         self.blocks = blocks(jax.random.split(k3, depth))
         self.norm = RMSNorm(width)
-        self.max_distance = max_distance
+        self.max_distance, self.unroll = max_distance, unroll
 
     def __call__(self, s: Int[Array, "N L"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
         bias = relative_bias(self.position_bias, sees, self.max_distance)
-        h, _ = jax.lax.scan(lambda h, block: (block(h, bias), None), self.embed[s], self.blocks, unroll=True)
+        h, _ = jax.lax.scan(lambda h, block: (block(h, bias), None), self.embed[s], self.blocks, unroll=self.unroll)
         return self.norm(h)
 
 
@@ -185,7 +187,7 @@ T5_CONFIGS = {
 }
 
 
-def t5_from_config(config: Mapping, key: PRNGKeyArray) -> T5Encoder:
+def t5_from_config(config: Mapping, key: PRNGKeyArray, unroll: int = 1) -> T5Encoder:
     """An untrained encoder of the shape a Hugging Face T5 configuration describes."""
     return T5Encoder(
         vocab=config["vocab_size"],
@@ -197,6 +199,7 @@ def t5_from_config(config: Mapping, key: PRNGKeyArray) -> T5Encoder:
         gated=config["feed_forward_proj"].startswith("gated"),
         buckets=config["relative_attention_num_buckets"],
         max_distance=config["relative_attention_max_distance"],
+        unroll=unroll,
         key=key,
     )
 

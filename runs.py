@@ -9,6 +9,7 @@ runs/NAME/checkpoints/     Orbax
 """
 
 import json
+import logging
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 from errors import Refused
 from mesh import all_succeeded, is_chief
 from pretrained import dotted
+
+# Of a failed save, every single write would be told by a traceback of its own; `saving` says it once.
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
 def refuse_others(directory: Path, config: dict[str, Any], free: set[str]):

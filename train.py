@@ -167,7 +167,7 @@ def state_maker(config: TrainConfig, optimizer, vocab: int, embedding: int, mesh
     """Makes the state of a run before its first step, every leaf where it belongs."""
 
     def init():
-        model_key, _, _ = jax.random.split(jax.random.key(config.seed), 3)
+        model_key, *_ = jax.random.split(jax.random.key(config.seed), 4)
         model = make_model(config, vocab, embedding, model_key, unroll)
         return State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
 
@@ -179,14 +179,20 @@ def jit_step(config: TrainConfig, optimizer, state: State, mesh: Mesh, unroll_pa
     return jax.jit(step, donate_argnums=0, out_shardings=(shard_state(state, mesh), everywhere(mesh)))
 
 
+def row_shapes(n: int, length: int) -> tuple[data.Rows, jax.ShapeDtypeStruct]:
+    """Of n rows, and of which of them drop their condition."""
+    number = jax.ShapeDtypeStruct((n,), jnp.int32)
+    rows = data.Rows(jax.ShapeDtypeStruct((n, length), jnp.int32), number, number)
+    return rows, jax.ShapeDtypeStruct((n,), bool)
+
+
 def lower_step(config: TrainConfig, mesh: Mesh, unroll_layers: int = 1, unroll_parts: int = 1) -> jax.stages.Lowered:
     """The very step that `train` would run on this mesh, from shapes alone."""
     optimizer = optimizer_of(config)
     vocab, embedder = data.shapes_for(config.data, config.encoder, config.length)
     embedder = jax.eval_shape(lambda e: data.compute_in(e, compute_type(config, mesh)), embedder)
     state = jax.eval_shape(state_maker(config, optimizer, vocab, len(embedder.mean), mesh, unroll_layers))
-    n = jax.ShapeDtypeStruct((config.batch,), jnp.int32)
-    rows = data.Rows(jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32), n, n)
+    rows, _ = row_shapes(config.batch, config.length)
     key = jax.eval_shape(lambda: jax.random.key(0))
     with jax.set_mesh(mesh):
         return jit_step(config, optimizer, state, mesh, unroll_parts).lower(
@@ -194,6 +200,17 @@ def lower_step(config: TrainConfig, mesh: Mesh, unroll_layers: int = 1, unroll_p
             shapes_on(embedder, everywhere(mesh)),
             shapes_on(rows, by_row(mesh)),
             shapes_on(key, everywhere(mesh)),
+        )
+
+
+def lower_encoder(config: TrainConfig, mesh: Mesh, unroll: int) -> jax.stages.Lowered:
+    """The part of that step that embeds the rows, one part of the batch."""
+    _, embedder = data.shapes_for(config.data, config.encoder, config.length, unroll)
+    embedder = jax.eval_shape(lambda e: data.compute_in(e, compute_type(config, mesh)), embedder)
+    rows, drop = row_shapes(config.batch // config.accumulate, config.length)
+    with jax.set_mesh(mesh):
+        return jax.jit(data.Embedder.__call__).lower(
+            shapes_on(embedder, everywhere(mesh)), shapes_on(rows, by_row(mesh)), shapes_on(drop, by_row(mesh))
         )
 
 
@@ -209,9 +226,9 @@ def preflight_step(config: TrainConfig) -> dict[str, Any]:
     found = preflight.inspect(
         config.preflight,
         partial(lower_step, config, mesh),
+        partial(lower_encoder, config, mesh),
+        preflight.Loops(depth, len(embedder.encoder.blocks.norm1.weight), config.accumulate),
         chip=chip,
-        layers=depth,
-        parts=config.accumulate,
         head_dim=width // heads,
         useful=a_row * config.batch / mesh.size,
     )
@@ -384,9 +401,9 @@ def train(config: TrainConfig) -> State:
     state = runs.restore_latest(checkpoints, state)
 
     step = jit_step(config, optimizer, state, mesh)
-    _, train_key, sample_key = jax.random.split(jax.random.key(config.seed), 3)
+    _, train_key, sample_key, validation_key = jax.random.split(jax.random.key(config.seed), 4)
     embedder = replicate(data.compute_in(embedder, dtype), mesh)
-    train_key, validation_key = replicate((train_key, jax.random.fold_in(train_key, -1)), mesh)
+    train_key, validation_key = replicate((train_key, validation_key), mesh)
     validation_loss = jax.jit(lambda *args: make_loss(config, dtype)(*args)[1], out_shardings=everywhere(mesh))
     sampler = Sampler(config.sample_steps, config.w, config.gamma)
 

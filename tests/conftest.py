@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import train  # noqa: E402
+from settings import PRESETS  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -68,9 +69,9 @@ def encoder_directory(tmp_path_factory):
 @pytest.fixture(scope="session")
 def small(encoder_directory):
     """Settings of a run that takes seconds."""
-    settings = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2)
-    settings |= dict(log_every=1, save_every=9, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
-    return dataclasses.replace(settings.PRESETS["stories"], **settings)
+    changes = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2)
+    changes |= dict(log_every=1, save_every=9, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
+    return dataclasses.replace(PRESETS["stories"], **changes)
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,16 @@ def test_nothing_to_sample_is_refused(finished, monkeypatch, words):
 def test_speed_times_every_part(monkeypatch, capsys):
     run(monkeypatch, "speed", "--model", "tiny", "--batch", 8, "--length", 8, "--embedding", 16, "--repeats", 1)
     said = capsys.readouterr().out
-    for part in ("forward", "losses and gradients", "encoder", "optimizer", "whole step", "sampling", "peak memory"):
+    for part in (
+        "forward",
+        "losses and gradients",
+        "encoder",
+        "optimizer",
+        "whole step",
+        "sampling",
+        "waiting for data",
+        "peak memory",
+    ):
         assert part in said
     with pytest.raises(SystemExit, match="unknown; known are elf-b"):
         run(monkeypatch, "speed", "--model", "elf-xl")

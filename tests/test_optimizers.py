@@ -9,13 +9,14 @@ from numpy.testing import assert_allclose
 
 import optimizers
 import pretrained
+import settings
 import train
 
 
 def test_three_muon_steps_match_the_released_ones(golden, golden_model):
     """Every weight, stacked as it is really stored, is routed and scaled as the released optimizer does; the clip acts too."""
     g = golden("muon")
-    config = dataclasses.replace(train.preset("elf-b", None), learning_rate=float(g["lr"]), warmup_steps=0)
+    config = dataclasses.replace(settings.preset("elf-b", None), learning_rate=float(g["lr"]), warmup_steps=0)
     optimizer = train.optimizer_of(config)
     update = jax.jit(lambda grads, state, model: optimizer.update(grads, state, model))
     model, state = golden_model, optimizer.init(golden_model)
@@ -36,7 +37,7 @@ def test_muon_takes_exactly_the_matrices(golden_model):
 
 
 def test_learning_rate_warms_up_from_zero_and_stays_or_decays():
-    config = dataclasses.replace(train.PRESETS["stories"], optimizer="adamw", steps=100, warmup_steps=10, learning_rate=1.0)
+    config = dataclasses.replace(settings.PRESETS["stories"], optimizer="adamw", steps=100, warmup_steps=10, learning_rate=1.0)
     for schedule, end in [("constant", 1.0), ("cosine", 0.0)]:
         optimizer = train.optimizer_of(dataclasses.replace(config, schedule=schedule))
         params = jnp.zeros(1)

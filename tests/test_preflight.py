@@ -12,7 +12,7 @@ import settings
 import train
 from errors import Refused
 
-FOUR = dataclasses.replace(settings.PRESETS["stories"], batch=32, mesh="4", preflight="v5e:2x2")
+FOUR = dataclasses.replace(settings.PRESETS["stories"], batch=32, mesh="4", optimizer="adamw", preflight="v5e:2x2")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,8 @@ def test_layers_in_a_loop_are_counted_as_often_as_they_run(found):
     mesh = train.make_mesh(FOUR.mesh, FOUR.batch, devices)
     _, written_out = preflight.compiled(train.lower_step(FOUR, mesh, unroll_layers=4))
     assert_allclose(found["kernel_flops"], written_out["kernel flops"])
-    assert_allclose(found["flops"], written_out["flops"] + written_out["kernel flops"], rtol=0.02)
+    # But for the second layer of the encoder, which is still in a loop here.
+    assert_allclose(found["flops"], written_out["flops"] + written_out["kernel flops"], rtol=0.04)
     assert_allclose(found["bytes_accessed"], written_out["bytes"] + written_out["kernel bytes"], rtol=0.2)
 
 
@@ -70,7 +71,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
 
 @pytest.mark.parametrize("name", ["h100", "v9:2x2", "v5p:3x3x3", "v5p"])
 def test_an_unknown_tpu_is_refused_with_the_known_ones(name):
-    with pytest.raises(Refused, match=r"known are v4:4x4x4, v5e:4x4, v5p:4x4x4, v6e:4x4"):
+    with pytest.raises(Refused, match=r"known are v5e:4x4, v5p:4x4x4, v6e:4x4"):
         preflight.topology(name)
 
 

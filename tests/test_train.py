@@ -50,10 +50,10 @@ def command(config):
     return words
 
 
-def start(config, devices=8):
+def start(config, devices=8, logs=None):
     """The command in a process of its own; what it says goes to a file, as a pipe that nobody reads would stop it."""
     env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    said = config.runs / f"{config.name}-{config.process_id}.out"
+    said = (logs or config.runs) / f"{config.name}-{config.process_id}.out"
     with said.open("a") as out:
         return subprocess.Popen(command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT), said
 
@@ -103,7 +103,7 @@ def test_sigterm_saves_and_leaves_quietly(small, tmp_path):
 
 def test_killed_while_saving_a_run_goes_on_from_the_save_before(small, tmp_path):
     """SIGKILL while a checkpoint is half written: the next start clears it and continues from the whole one before."""
-    config = dataclasses.replace(small, runs=tmp_path, name="torn", steps=400, save_every=5, model="desk")
+    config = dataclasses.replace(small, runs=tmp_path, name="torn", steps=2_000, save_every=5)
     checkpoints = config.directory / "checkpoints"
     process, said = start(config)
     wait_until(lambda: saved_step(config) >= 10 and any("tmp" in p.name for p in checkpoints.glob("*")), process, said)
@@ -126,14 +126,14 @@ def test_a_full_disk_ends_the_run_with_a_word_on_what_is_safe(small, tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=True)
     try:
         config = dataclasses.replace(small, runs=disk, name="full", keep=100, save_every=3, log_every=3, steps=300)
-        process, said = start(config)
+        process, said = start(config, logs=tmp_path)
         assert process.wait(timeout=240) == 1
         complaint = said.read_text().strip().splitlines()[-1]
         assert complaint.startswith("error: ") and "could not be saved" in complaint and "the last good one is" in complaint
         safe = int(complaint.split("the last good one is ")[1])
         assert safe == saved_step(config) > 0
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        process, said = start(dataclasses.replace(config, keep=1))
+        process, said = start(dataclasses.replace(config, keep=1), logs=tmp_path)
         wait_until(lambda: saved_step(config) > safe, process, said)
         assert f"from step {safe}\n" in said.read_text()
         process.kill()
