@@ -131,7 +131,7 @@ def saving(manager: ocp.CheckpointManager):
     except Exception as error:  # Orbax has no common class for what a full disk can raise.
         manager.reload()
         safe = f"the last good one is {manager.latest_step()}" if manager.latest_step() else "there is no earlier one"
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = str(error).strip().splitlines()[0][-200:]
         raise Refused(f"a checkpoint could not be saved in {manager.directory} ({reason}); {safe}") from error
 
 
