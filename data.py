@@ -1,15 +1,12 @@
-"""Text to tokens, tokens to fixed-length rows, rows to batches, batches to clean embeddings x."""
+"""Rows of tokens to batches, and batches to clean embeddings x; the encoders that make them."""
 
-import hashlib
 import json
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,41 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-import grammar
 import scratch
+from corpora import GRAMMARS, SENTINELS, Corpus, Layout, Rows, digest, load_corpus, only_one
 from errors import Refused
-from grammar import STORIES, Grammar
 from losses import Batch
 from pretrained import T5_CONFIGS, T5Encoder, load_t5, save_t5, t5_from_config
-
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorch is missing, which is how we want it.
-
-SENTINELS = 8
-GRAMMARS = {"stories": STORIES}
-
-
-class Rows(NamedTuple):
-    """Token rows: a condition of `prefix` tokens (or none), the text up to `length`, then padding by EOS."""
-
-    s: Int[np.ndarray | Array, "N L"]
-    length: Int[np.ndarray | Array, " N"]
-    prefix: Int[np.ndarray | Array, " N"]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    rows: Rows
-    tokenizer: Any
-    validation: Rows
-    """Rows that are not trained on."""
-    held_out: list[str]
-    """Their texts, to compare samples with."""
-    rules: Grammar | None = None
-    """The true distribution, where it is known."""
-
-    def digest(self) -> str:
-        """A name for the content of the rows."""
-        return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in self.rows)).hexdigest()[:16]
 
 
 def batch_indices(rows: int, size: int, seed: int, step: int) -> np.ndarray:
@@ -79,69 +46,6 @@ def prefetched(load: Callable[[int], Any], first: int, end: int, ahead: int = 2)
 @lru_cache(maxsize=2)
 def shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(n)
-
-
-def word_tokenizer(texts: Sequence[str]):
-    """One token a word, in the interface (and file format) of the Hugging Face tokenizers."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = sorted({word for text in texts for word in grammar.split(text)})
-    special = [f"<extra_id_{i}>" for i in range(SENTINELS)]
-    vocab = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words, *special])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)  # joins words by spaces, but not before a full stop
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        additional_special_tokens=special,
-    )
-
-
-def pad_rows(texts: Sequence[list[int]], length: int, eos: int) -> Rows:
-    """One text a row, ended and padded by EOS; texts that do not fit are an error."""
-    longest = max(map(len, texts)) + 1
-    if longest > length:
-        raise Refused(f"a text of {longest} tokens (EOS included) does not fit into rows of {length}: raise --length")
-    s = np.full((len(texts), length), eos, np.int32)
-    for row, tokens in zip(s, texts, strict=True):
-        row[: len(tokens)] = tokens
-    lengths = np.array([len(tokens) + 1 for tokens in texts], np.int32)
-    return Rows(s, lengths, np.zeros_like(lengths))
-
-
-def pack_rows(texts: Sequence[list[int]], length: int, eos: int) -> Rows:
-    """Texts end to end, EOS after each, cut into full rows; the incomplete last row is left out."""
-    stream = np.concatenate([np.array([*tokens, eos], np.int32) for tokens in texts])
-    s = stream[: len(stream) // length * length].reshape(-1, length)
-    return Rows(s, np.full(len(s), length, np.int32), np.zeros(len(s), np.int32))
-
-
-def grammar_corpus(name: str, length: int, *, size: int = 100_000, held_out: int = 2_000) -> Corpus:
-    """An embedded corpus. It is the same everywhere: the seeds are part of what it is."""
-    rules = GRAMMARS[name]
-    texts = grammar.write(rules, size, seed=1)
-    tokenizer = word_tokenizer(texts)
-    unseen = grammar.write(rules, held_out, seed=2)
-    rows, validation = (pad_rows(tokenizer(t)["input_ids"], length, tokenizer.eos_token_id) for t in (texts, unseen))
-    return Corpus(rows, tokenizer, validation, unseen, rules)
-
-
-@cache
-def load_corpus(name: str, length: int) -> Corpus:
-    if name in GRAMMARS:
-        return grammar_corpus(name, length)
-    raise Refused(f"--data {name}: unknown corpus; known are {', '.join(GRAMMARS)}")
-
-
-def texts_of(tokens: Int[np.ndarray, "N L"], tokenizer) -> list[str]:
-    """Token rows as text, cut at the first EOS."""
-    eos = tokenizer.eos_token_id
-    ends = [int(np.argmax(row == eos)) if np.any(row == eos) else len(row) for row in tokens]
-    return tokenizer.batch_decode([row[:end] for row, end in zip(tokens, ends, strict=True)])
 
 
 def encoder_mask(length: Int[Array, " N"], prefix: Int[Array, " N"], drop: Bool[Array, " N"], width: int) -> Bool[Array, "N L L"]:
@@ -189,7 +93,7 @@ def make_embedder(encoder: T5Encoder, rows: Rows, *, sample: int = 4096, chunk: 
         return jnp.stack([x.sum((0, 1)), (x**2).sum((0, 1))])
 
     for start in range(0, min(sample, len(rows.s)) // chunk * chunk or len(rows.s), chunk):
-        part = Rows(*(jnp.asarray(a[start : start + chunk]) for a in rows))
+        part = Rows(*(jnp.asarray(a[start : start + chunk], jnp.int32) for a in rows))
         sums += np.asarray(moments(raw, part), np.float64)
         count += int(part.length.sum())
     mean = sums[0] / count
@@ -218,21 +122,19 @@ RECIPE = dict(steps=2_000, batch=32, learning_rate=1e-2, density=0.5, mean_span=
 def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
     """The encoder trained on this corpus, from the cache if the same was trained before."""
     config = SCRATCH | dict(vocab_size=len(corpus.tokenizer))
-    what = [corpus.digest(), config, recipe, Path(scratch.__file__).read_text()]
-    directory = cache / f"encoder-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]}"
-    if not directory.exists():
-        sentinels = [corpus.tokenizer.convert_tokens_to_ids(f"<extra_id_{i}>") for i in range(SENTINELS)]
-        lengths, eos = corpus.rows.length - 1, corpus.tokenizer.eos_token_id  # The objective adds EOS itself.
-        encoder = scratch.train_encoder(corpus.rows.s, lengths, config, sentinels=sentinels, eos=eos, **recipe)
-        partial = directory.with_name(f"{directory.name}.{os.getpid()}")
-        save_t5(encoder, config, partial)
-        partial.rename(directory)
+    directory = cache / f"encoder-{digest([corpus.key, config, recipe, Path(scratch.__file__).read_text()])}"
+    with only_one(directory) as partial:
+        if partial:
+            sentinels = [corpus.tokenizer.convert_tokens_to_ids(f"<extra_id_{i}>") for i in range(SENTINELS)]
+            lengths, eos = corpus.rows.length - 1, corpus.tokenizer.eos_token_id  # The objective adds EOS itself.
+            encoder = scratch.train_encoder(corpus.rows.s, lengths, config, sentinels=sentinels, eos=eos, **recipe)
+            save_t5(encoder, config, partial)
     return load_t5(directory)
 
 
-def shapes_for(corpus: str, encoder: str, length: int, unroll: int = 1) -> tuple[int, Embedder]:
+def shapes_for(corpus: str, encoder: str, layout: Layout, cache: Path, unroll: int = 1) -> tuple[int, Embedder]:
     """Size of the vocabulary, and the embedder as shapes alone: what can be known without reading text or weights."""
-    vocab = len(load_corpus(corpus, length).tokenizer) if corpus in GRAMMARS else 32_100
+    vocab = len(load_corpus(corpus, encoder, layout, cache).tokenizer) if corpus in GRAMMARS else 32_100
     if encoder == "scratch":
         config = SCRATCH | dict(vocab_size=vocab)
     elif encoder in T5_CONFIGS:

@@ -31,7 +31,7 @@ SIZES = {
 CONTROL_TOKENS = 4  # of each kind: time, guidance scale, mode
 DENOISE, DECODE = 0.0, 1.0
 
-Rope = tuple[Float[Array, "T d"], Float[Array, "T d"]]
+Rope = tuple[Float[Array, "T half_d"], Float[Array, "T half_d"]]
 
 
 class Linear(eqx.Module):
@@ -72,6 +72,24 @@ class RMSNorm(eqx.Module):
         return (h32 * self.weight).astype(h.dtype)
 
 
+@partial(recomputed, static_argnums=3)
+def normed_product(
+    norm: RMSNorm, layer: Linear, h: Float[Array, "*lead n"], parts: int
+) -> tuple[Float[Array, "*lead part"], ...]:
+    """layer(norm(h)), cut into equal parts: one product on CPU, one for each part elsewhere, where cutting would copy."""
+
+    def cut(whole):
+        return tuple(jnp.split(whole, parts, axis=-1))
+
+    def one_product(h, layer):
+        return cut(layer(h))
+
+    def product_each(h, layer):
+        return tuple(h @ weight + bias for weight, bias in zip(cut(layer.weight), cut(layer.bias), strict=True))
+
+    return jax.lax.platform_dependent(norm(h), layer, cpu=one_product, default=product_each)
+
+
 class ScalarTokens(eqx.Module):
     """Control tokens that carry a number: learned vectors plus the number's sinusoidal embedding."""
 
@@ -93,22 +111,23 @@ class ScalarTokens(eqx.Module):
 
 
 def rope_angles(length: int, head_dim: int) -> Rope:
-    """Cosines and signed sines for text positions 0…L−1; the control tokens before them are not rotated."""
+    """Cosines and sines for text positions 0…L−1; the control tokens before them are not rotated."""
     frequencies = 10_000 ** (-jnp.arange(0, head_dim, 2) / head_dim)
     positions = jnp.concatenate([jnp.zeros(3 * CONTROL_TOKENS), jnp.arange(length)])
-    cos, sin = jnp.cos(positions[:, None] * frequencies), jnp.sin(positions[:, None] * frequencies)
-    return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    return jnp.cos(positions[:, None] * frequencies), jnp.sin(positions[:, None] * frequencies)
 
 
 def rotate(q: Float[Array, "*n T d"], rope: Rope) -> Float[Array, "*n T d"]:
     """RoPE on the pairs (i, i + d/2). Released code pairs neighbours: the same up to the order of channels, but slower."""
     cos, sin = (r.astype(q.dtype) for r in rope)
-    return q * cos + jnp.roll(q, q.shape[-1] // 2, axis=-1) * sin
+    a, b = jnp.split(q, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 class Attention(eqx.Module):
     """Bidirectional self-attention with qk-norm and RoPE. Padding is attended to, as in the released code."""
 
+    norm: RMSNorm
     qkv: Linear
     q_norm: RMSNorm
     k_norm: RMSNorm
@@ -117,6 +136,7 @@ class Attention(eqx.Module):
 
     def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
         k1, k2 = jax.random.split(key)
+        self.norm = RMSNorm(width)
         self.qkv = Linear(width, 3 * width, key=k1)
         self.q_norm = RMSNorm(width // heads)
         self.k_norm = RMSNorm(width // heads)
@@ -125,46 +145,45 @@ class Attention(eqx.Module):
 
     def __call__(self, h: Float[Array, "*n T D"], rope: Rope) -> Float[Array, "*n T D"]:
         split = partial(rearrange, pattern="... T (heads d) -> ... heads T d", heads=self.heads)
-        q, k, v = (split(part) for part in jnp.split(self.qkv(h), 3, axis=-1))
+        q, k, v = (split(part) for part in normed_product(self.norm, self.qkv, h, 3))
         q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
-        return self.out(rearrange(attend(q, k, v), "... heads T d -> ... T (heads d)"))
+        return self.out(attend(q, k, v))
 
 
 class SwiGLU(eqx.Module):
+    norm: RMSNorm
     gate_up: Linear
     down: Linear
 
     def __init__(self, width: int, *, key: PRNGKeyArray):
         k1, k2 = jax.random.split(key)
         inner = int(4 * width * 2 / 3)
+        self.norm = RMSNorm(width)
         self.gate_up = Linear(width, 2 * inner, key=k1)
         self.down = Linear(inner, width, key=k2)
 
     def __call__(self, h: Float[Array, "*n T D"]) -> Float[Array, "*n T D"]:
-        return self.down(gated(self.gate_up(h)))
+        gate, up = normed_product(self.norm, self.gate_up, h, 2)
+        return gated(gate, up, self.down)
 
 
 @recomputed
-def gated(h: Float[Array, "*n T two_inner"]) -> Float[Array, "*n T inner"]:
-    gate, up = jnp.split(h, 2, axis=-1)
-    return jax.nn.silu(gate) * up
+def gated(gate: Float[Array, "*n T inner"], up: Float[Array, "*n T inner"], down: Linear) -> Float[Array, "*n T D"]:
+    return down(jax.nn.silu(gate) * up)
 
 
 class Block(eqx.Module):
-    norm1: RMSNorm
     attend: Attention
-    norm2: RMSNorm
     mlp: SwiGLU
 
     def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
         k1, k2 = jax.random.split(key)
-        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
         self.attend = Attention(width, heads, key=k1)
         self.mlp = SwiGLU(width, key=k2)
 
     def __call__(self, h: Float[Array, "*n T D"], rope: Rope) -> Float[Array, "*n T D"]:
-        h = h + self.attend(self.norm1(h), rope)
-        return h + self.mlp(self.norm2(h))
+        h = h + self.attend(h, rope)
+        return h + self.mlp(h)
 
 
 class ELF(eqx.Module):

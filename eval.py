@@ -22,6 +22,7 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
+import corpora
 import data
 import losses
 import pretrained
@@ -58,7 +59,7 @@ class Samples:
                 raise Refused(f"--{flag} {value}: must be at least 1")
         mesh = make_mesh(self.mesh, 0)
         config, model, tokenizer = load_run(self.run, mesh, self.checkpoint)
-        corpus = data.load_corpus(config.data, config.length)
+        corpus = corpora.load_corpus(*train.text_of(config))
         begun = time.time()
         key = jax.random.key(self.seed)
         with jax.set_mesh(mesh):
@@ -122,7 +123,7 @@ class Speed:
         model = jax.jit(lambda: train.make_model(config, self.vocab, self.embedding, key, unroll))()
         embedder = self.random_embedder(key)
         n, length = self.batch, self.length
-        rows = data.Rows(jnp.ones((n, length), jnp.int32), jnp.full(n, length), jnp.zeros(n, jnp.int32))
+        rows = corpora.Rows(jnp.ones((n, length), jnp.int32), jnp.full(n, length), jnp.zeros(n, jnp.int32))
         slots = train.slots_of(config)
         draws, drop = train.draw(config, key, jnp.arange(n), length, self.embedding, slots.group)
         batch = jax.jit(embedder.__call__)(rows, drop)
@@ -180,7 +181,7 @@ class Speed:
             np.lib.format.open_memmap(file.name, "w+", np.int32, (100_000, self.length))[:] = 1
             s = np.load(file.name, mmap_mode="r")
             full = np.full(len(s), self.length, np.int32)
-            rows = data.Rows(s, full, np.zeros_like(full))
+            rows = corpora.Rows(s, full, np.zeros_like(full))
             load = lambda i: place_rows(rows, data.batch_indices(len(s), self.batch, 0, i), mesh)  # noqa: E731
             begun, waited, ahead = time.time(), 0.0, data.prefetched(load, 0, self.repeats)
             for _ in range(self.repeats):

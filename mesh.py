@@ -130,11 +130,11 @@ def shapes_on(tree, shardings):
 
 
 def place_rows(arrays, chosen: np.ndarray, mesh: Mesh):
-    """The chosen rows of host arrays on the mesh. Each process reads only the rows of its own devices."""
+    """The chosen rows of host arrays of whole numbers on the mesh. Each process reads only the rows of its own devices."""
 
     def place(a):
         shape = (len(chosen), *a.shape[1:])
-        return jax.make_array_from_callback(shape, by_row(mesh), lambda index: a[chosen[index[0]]])
+        return jax.make_array_from_callback(shape, by_row(mesh), lambda index: a[chosen[index[0]]].astype(np.int32))
 
     return jax.tree.map(place, arrays)
 

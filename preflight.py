@@ -13,7 +13,6 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,30 +79,25 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, Counts]:
     return program, counts
 
 
-class Loops(NamedTuple):
-    """How often the bodies of a step's loops run: layers and encoder layers inside each of the parts of a batch."""
+def counted(plan, layers: int, parts: int) -> tuple[jax.stages.Compiled, float, Counts]:
+    """The step, the seconds it took to compile, and its counts with every loop in full.
 
-    layers: int
-    encoder_layers: int
-    parts: int
-
-
-def counted(
-    step: Callable[..., jax.stages.Lowered], encoder: Callable[..., jax.stages.Lowered], loops: Loops
-) -> tuple[jax.stages.Compiled, float, Counts]:
-    """The step, the seconds it took to compile, and its counts with every loop in full."""
+    In a step, each of the `parts` of a batch goes through the loop over the encoder's layers and those over ELF's `layers`; then
+    the optimizer has loops of its own.
+    """
     begun = time.time()
-    program, once = compiled(step())
+    program, once = compiled(plan.step())
     compile_seconds = time.time() - begun
-    layer = difference(compiled(step(unroll_layers=2))[1], once)
-    part = (
-        difference(compiled(step(unroll_parts=2))[1], once) if loops.parts > 1 else Counter()
-    )  # one layer of each, as in `once`
-    encoder_rest = difference(compiled(encoder(unroll=loops.encoder_layers))[1], compiled(encoder(unroll=1))[1])
-    full = {
-        k: once[k] + (loops.parts - 1) * part[k] + loops.parts * ((loops.layers - 1) * layer[k] + encoder_rest[k]) for k in once
-    }
-    return program, compile_seconds, Counter(full)
+    layer = difference(compiled(plan.step(unroll_layers=2))[1], once)
+    part = difference(compiled(plan.step(unroll_parts=2))[1], once) if parts > 1 else Counter()
+    encoder, optimizer = (
+        difference(compiled(lower(unroll=True))[1], compiled(lower(unroll=False))[1]) for lower in (plan.encoder, plan.optimizer)
+    )
+
+    def full(k):
+        return once[k] + (parts - 1) * part[k] + parts * ((layers - 1) * layer[k] + encoder[k]) + optimizer[k]
+
+    return program, compile_seconds, Counter({k: full(k) for k in once})
 
 
 def difference(more: Counts, less: Counts) -> Counts:
@@ -127,11 +121,13 @@ def read_hlo(hlo: str) -> Counts:
         if found := re.search(rf" = (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line):
             counts[f"{found[2]} count"] += 1
             counts[f"{found[2]} bytes"] += max(sizes_of(found[1]), default=0) if "-start(" in line else sum(sizes_of(found[1]))
-        if "tpu_custom_call" in line and (kernel := re.search(r"%splash_mha_(fwd|dkv)\S* = (.*?) custom-call\(", line)):
+        if "tpu_custom_call" in line and (
+            kernel := re.search(r"%(flash|splash_mha_fwd|splash_mha_dkv)\S* = (.*?) custom-call\(", line)
+        ):
             operands = re.search(r"operand_layout_constraints={(.*?})}", line)[1]
-            rows, heads, length, d = map(int, re.search(r"bf16\[(\d+),(\d+),(\d+),(\d+)\]", operands).groups())
-            products = {"fwd": 2, "dkv": 5}[kernel[1]]  # of all pairs of positions
-            counts["kernel flops"] += products * 2 * rows * heads * length**2 * d
+            rows, heads, *sides = map(int, re.search(r"bf16\[(\d+),(\d+),(\d+),(\d+)\]", operands).groups())
+            products = 5 if kernel[1] == "splash_mha_dkv" else 2  # of all pairs of positions
+            counts["kernel flops"] += products * 2 * rows * heads * max(sides) ** 2 * min(sides)
             counts["kernel bytes"] += sum(sizes_of(kernel[2])) + sum(sizes_of(operands))
     return counts
 
@@ -160,19 +156,9 @@ see, are added from their shapes in the compiled program, their time at the peak
 head fills it. Useful FLOPs for the utilisation leave out padding, unused slots and recomputation."""
 
 
-def inspect(
-    name: str,
-    step: Callable[..., jax.stages.Lowered],
-    encoder: Callable[..., jax.stages.Lowered],
-    loops: Loops,
-    *,
-    chip: Chip,
-    head_dim: int,
-    useful: float,
-) -> dict[str, Any]:
-    """Compile what `step` lowers, of which `encoder` is a part, and say what it costs a chip; `useful` FLOPs of it are the
-    method's own."""
-    program, compile_seconds, counts = counted(step, encoder, loops)
+def inspect(name: str, plan, *, layers: int, parts: int, chip: Chip, head_dim: int, useful: float) -> dict[str, Any]:
+    """Compile the step of a plan and say what it costs a chip; `useful` FLOPs of it are the method's own."""
+    program, compile_seconds, counts = counted(plan, layers, parts)
     memory, kernel_flops, kernel_bytes = program.memory_analysis(), counts["kernel flops"], counts["kernel bytes"]
     kernel_seconds = max(kernel_flops / (chip.flops * min(1, head_dim / chip.mxu)), kernel_bytes / chip.bandwidth)
     seconds = counts["seconds"] + kernel_seconds

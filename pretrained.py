@@ -13,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from safetensors.numpy import load_file, save_file
 
+from attention import attend_biased
 from elf import ELF, Linear, RMSNorm
 from errors import Refused
 
@@ -37,10 +38,9 @@ class T5Attention(eqx.Module):
     def __call__(
         self, h: Float[Array, "N T E"], context: Float[Array, "N S E"], bias: Float[Array, "N heads T S"]
     ) -> Float[Array, "N T E"]:
-        split = partial(rearrange, pattern="N T (heads d) -> N T heads d", heads=self.heads)
+        split = partial(rearrange, pattern="N T (heads d) -> N heads T d", heads=self.heads)
         q, k, v = split(self.q(h)), split(self.k(context)), split(self.v(context))
-        attended = jax.nn.dot_product_attention(q, k, v, bias=bias.astype(q.dtype), scale=1.0)
-        return self.out(rearrange(attended, "N T heads d -> N T (heads d)"))
+        return self.out(attend_biased(q, k, v, bias))
 
 
 class T5FeedForward(eqx.Module):
@@ -93,8 +93,8 @@ def relative_bias(
 ) -> Float[Array, "N heads T T"]:
     """The score added for every pair of positions; `sees[n, i, j]` says whether i attends to j."""
     positions = jnp.arange(sees.shape[-1])
-    bias = table[relative_bucket(positions[None, :] - positions[:, None], len(table), max_distance)]
-    return jnp.where(sees[:, None], rearrange(bias, "i j heads -> heads i j").astype(jnp.float32), -1e9)
+    bias = table.T[:, relative_bucket(positions[None, :] - positions[:, None], len(table), max_distance)]
+    return jnp.where(sees[:, None], bias, jnp.asarray(-1e9, bias.dtype))
 
 
 class T5Encoder(eqx.Module):
@@ -259,14 +259,14 @@ RELEASED_NAMES = {
     "guidance.mlp_out.weight": "self_cond_cfg_embedder/mlp_2/kernel",
     "guidance.mlp_out.bias": "self_cond_cfg_embedder/mlp_2/bias",
     "mode": "mode_tokens",
-    "blocks.norm1.weight": "blocks_{}/norm1/weight",
+    "blocks.attend.norm.weight": "blocks_{}/norm1/weight",
     "blocks.attend.qkv.weight": "blocks_{}/attn/qkv/kernel",
     "blocks.attend.qkv.bias": "blocks_{}/attn/qkv/bias",
     "blocks.attend.q_norm.weight": "blocks_{}/attn/q_norm/weight",
     "blocks.attend.k_norm.weight": "blocks_{}/attn/k_norm/weight",
     "blocks.attend.out.weight": "blocks_{}/attn/proj/kernel",
     "blocks.attend.out.bias": "blocks_{}/attn/proj/bias",
-    "blocks.norm2.weight": "blocks_{}/norm2/weight",
+    "blocks.mlp.norm.weight": "blocks_{}/norm2/weight",
     "blocks.mlp.gate_up.weight": "blocks_{}/mlp/w12/kernel",
     "blocks.mlp.gate_up.bias": "blocks_{}/mlp/w12/bias",
     "blocks.mlp.down.weight": "blocks_{}/mlp/w3/kernel",

@@ -30,6 +30,10 @@ class TrainConfig:
     """Frozen encoder of the clean embeddings; scratch trains a small T5 on the corpus first."""
     length: int = 1024
     """Tokens per row."""
+    source_length: int = 0
+    """Of them, the most that the source of a text may take, where the data has sources."""
+    pack: bool = True
+    """Fill every row with texts end to end; otherwise one text a row. Rows with a source are never packed."""
     bottleneck: int = 128
     """Width of the bottleneck between embeddings and network."""
 
@@ -142,6 +146,7 @@ PRESETS = {
         data="stories",
         encoder="scratch",
         length=30,
+        pack=False,
         steps=1_600,
         batch=32,
         learning_rate=0.01,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from tqdm import tqdm
 
+import corpora
 import data
 import losses
 import metrics
@@ -84,9 +86,9 @@ def cast(tree, dtype):
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
-def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
+def optimizer_of(config: TrainConfig, unroll: bool = False) -> optax.GradientTransformation:
     rate = warmed_up(config.learning_rate, config.warmup_steps, config.steps, config.schedule)
-    return make_optimizer(config.optimizer, rate, config.clip)
+    return make_optimizer(config.optimizer, rate, config.clip, unroll=unroll)
 
 
 def slots_of(config: TrainConfig) -> losses.Slots:
@@ -98,7 +100,7 @@ def make_loss(config: TrainConfig, dtype) -> Callable:
     slots = slots_of(config)
     scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
 
-    def loss(model: ELF, embedder: data.Embedder, rows: data.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
+    def loss(model: ELF, embedder: data.Embedder, rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
         draws, drop = draw(config, key, row, rows.s.shape[1], len(embedder.mean), slots.group)
         batch = embedder(rows, drop)
         per_token = losses.token_losses(cast(model, dtype), batch, draws, slots, **scales)
@@ -120,15 +122,18 @@ def make_step(config: TrainConfig, optimizer, dtype, mesh: Mesh, unroll_parts: i
     gradient = jax.grad(make_loss(config, dtype), has_aux=True)
     in_parts = partial(rearrange, pattern="(m k g) ... -> k (m g) ...", k=config.accumulate, g=slots_of(config).group)
 
-    def step(state: State, embedder: data.Embedder, rows: data.Rows, key: PRNGKeyArray):
+    def step(state: State, embedder: data.Embedder, rows: corpora.Rows, key: PRNGKeyArray):
         key = jax.random.fold_in(key, state.step)
 
         def add_part(totals, part):
             return jax.tree.map(jnp.add, totals, gradient(state.model, embedder, *part, key)), None
 
-        parts = jax.tree.map(in_parts, (rows, jnp.arange(config.batch)))
-        nothing = (jax.tree.map(jnp.zeros_like, state.model), jnp.zeros((2, 2)))
-        (grads, sums), _ = jax.lax.scan(add_part, nothing, parts, unroll=unroll_parts)
+        if config.accumulate == 1:
+            grads, sums = gradient(state.model, embedder, rows, jnp.arange(config.batch), key)
+        else:
+            parts = jax.tree.map(in_parts, (rows, jnp.arange(config.batch)))
+            nothing = (jax.tree.map(jnp.zeros_like, state.model), jnp.zeros((2, 2)))
+            (grads, sums), _ = jax.lax.scan(add_part, nothing, parts, unroll=unroll_parts)
         grads = jax.tree.map(lambda g: g / sums[:, 1].sum(), grads)
         grads = jax.lax.with_sharding_constraint(grads, split(grads, mesh, ALL))  # From here on, every device does its part.
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model)
@@ -179,55 +184,78 @@ def jit_step(config: TrainConfig, optimizer, state: State, mesh: Mesh, unroll_pa
     return jax.jit(step, donate_argnums=0, out_shardings=(shard_state(state, mesh), everywhere(mesh)))
 
 
-def row_shapes(n: int, length: int) -> tuple[data.Rows, jax.ShapeDtypeStruct]:
+def row_shapes(n: int, length: int) -> tuple[corpora.Rows, jax.ShapeDtypeStruct]:
     """Of n rows, and of which of them drop their condition."""
     number = jax.ShapeDtypeStruct((n,), jnp.int32)
-    rows = data.Rows(jax.ShapeDtypeStruct((n, length), jnp.int32), number, number)
+    rows = corpora.Rows(jax.ShapeDtypeStruct((n, length), jnp.int32), number, number)
     return rows, jax.ShapeDtypeStruct((n,), bool)
 
 
-def lower_step(config: TrainConfig, mesh: Mesh, unroll_layers: int = 1, unroll_parts: int = 1) -> jax.stages.Lowered:
-    """The very step that `train` would run on this mesh, from shapes alone."""
-    optimizer = optimizer_of(config)
-    vocab, embedder = data.shapes_for(config.data, config.encoder, config.length)
-    embedder = jax.eval_shape(lambda e: data.compute_in(e, compute_type(config, mesh)), embedder)
-    state = jax.eval_shape(state_maker(config, optimizer, vocab, len(embedder.mean), mesh, unroll_layers))
-    rows, _ = row_shapes(config.batch, config.length)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    with jax.set_mesh(mesh):
-        return jit_step(config, optimizer, state, mesh, unroll_parts).lower(
-            shapes_on(state, shard_state(state, mesh)),
-            shapes_on(embedder, everywhere(mesh)),
-            shapes_on(rows, by_row(mesh)),
-            shapes_on(key, everywhere(mesh)),
-        )
+class Plan(NamedTuple):
+    """The very step that `train` would run on a mesh, and its parts, from shapes alone; their loops may be written out."""
 
+    config: TrainConfig
+    mesh: Mesh
 
-def lower_encoder(config: TrainConfig, mesh: Mesh, unroll: int) -> jax.stages.Lowered:
-    """The part of that step that embeds the rows, one part of the batch."""
-    _, embedder = data.shapes_for(config.data, config.encoder, config.length, unroll)
-    embedder = jax.eval_shape(lambda e: data.compute_in(e, compute_type(config, mesh)), embedder)
-    rows, drop = row_shapes(config.batch // config.accumulate, config.length)
-    with jax.set_mesh(mesh):
-        return jax.jit(data.Embedder.__call__).lower(
-            shapes_on(embedder, everywhere(mesh)), shapes_on(rows, by_row(mesh)), shapes_on(drop, by_row(mesh))
-        )
+    def state(self, optimizer, embedding: int, unroll: int = 1) -> State:
+        vocab, _ = data.shapes_for(*text_of(self.config))
+        return jax.eval_shape(state_maker(self.config, optimizer, vocab, embedding, self.mesh, unroll))
+
+    def embedder(self, unroll: int = 1) -> data.Embedder:
+        _, embedder = data.shapes_for(*text_of(self.config), unroll)
+        return jax.eval_shape(lambda e: data.compute_in(e, compute_type(self.config, self.mesh)), embedder)
+
+    def step(self, unroll_layers: int = 1, unroll_parts: int = 1) -> jax.stages.Lowered:
+        """All of it, with some layers, or parts of a batch, written out in each round of the loop over them."""
+        config, mesh, optimizer, embedder = self.config, self.mesh, optimizer_of(self.config), self.embedder()
+        state = self.state(optimizer, len(embedder.mean), unroll_layers)
+        rows, _ = row_shapes(config.batch, config.length)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        with jax.set_mesh(mesh):
+            return jit_step(config, optimizer, state, mesh, unroll_parts).lower(
+                shapes_on(state, shard_state(state, mesh)),
+                shapes_on(embedder, everywhere(mesh)),
+                shapes_on(rows, by_row(mesh)),
+                shapes_on(key, everywhere(mesh)),
+            )
+
+    def encoder(self, unroll: bool) -> jax.stages.Lowered:
+        """One part of the batch to its embeddings."""
+        embedder = self.embedder()
+        embedder = self.embedder(len(embedder.encoder.blocks.norm1.weight)) if unroll else embedder
+        rows, drop = row_shapes(self.config.batch // self.config.accumulate, self.config.length)
+        with jax.set_mesh(self.mesh):
+            return jax.jit(data.Embedder.__call__).lower(
+                shapes_on(embedder, everywhere(self.mesh)),
+                shapes_on(rows, by_row(self.mesh)),
+                shapes_on(drop, by_row(self.mesh)),
+            )
+
+    def optimizer(self, unroll: bool) -> jax.stages.Lowered:
+        """Gradients to updates."""
+        optimizer = optimizer_of(self.config, unroll)
+        state = self.state(optimizer, len(self.embedder().mean))
+        split_state = shapes_on(state.optimizer, shard_state(state, self.mesh).optimizer)
+        model = shapes_on(state.model, split(state.model, self.mesh, ALL))
+        with jax.set_mesh(self.mesh):
+            return jax.jit(optimizer.update).lower(model, split_state, model)
 
 
 def preflight_step(config: TrainConfig) -> dict[str, Any]:
     """What the step would cost on a TPU that need not be there."""
     chip, devices = preflight.topology(config.preflight)
     mesh = make_mesh(config.mesh, config.batch, devices)
+    plan = Plan(config, mesh)
     depth, width, heads = SIZES[config.model].values()
-    vocab, embedder = data.shapes_for(config.data, config.encoder, config.length)
-    model = jax.eval_shape(lambda: make_model(config, vocab, len(embedder.mean), jax.random.key(0), 1))
+    embedder = plan.embedder()
+    model = plan.state(optimizer_of(config), len(embedder.mean)).model
     passes = 3 + (1 - config.p_decode) * config.p_self_cond
     a_row = preflight.useful_flops(model, embedder.encoder, config.length, passes, config.p_decode)
     found = preflight.inspect(
         config.preflight,
-        partial(lower_step, config, mesh),
-        partial(lower_encoder, config, mesh),
-        preflight.Loops(depth, len(embedder.encoder.blocks.norm1.weight), config.accumulate),
+        plan,
+        layers=depth,
+        parts=config.accumulate,
         chip=chip,
         head_dim=width // heads,
         useful=a_row * config.batch / mesh.size,
@@ -266,13 +294,18 @@ def sample_texts(
     for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_chief()):
         z_key, sde_key = replicate(jax.random.split(jax.random.fold_in(key, 1 + start)), mesh)
         tokens = samplers.sample(model, noise(z_key), ts, sde_key, **settings)
-        texts += data.texts_of(fetch(tokens), tokenizer)
+        texts += corpora.texts_of(fetch(tokens), tokenizer)
     return texts[:n]
 
 
-def report(corpus: data.Corpus, texts: list[str]) -> str:
+def text_of(config: TrainConfig) -> tuple[str, str, corpora.Layout, Path]:
+    """What a corpus is told by."""
+    return config.data, config.encoder, corpora.Layout(config.length, config.source_length, config.pack), config.cache
+
+
+def report(corpus: corpora.Corpus, texts: list[str]) -> str:
     """Samples beside held-out texts of the corpus, as a table, and three of them to read."""
-    ours, truth = (metrics.grammar_scores(corpus.rules, t) for t in (texts, corpus.held_out[: len(texts)]))
+    ours, truth = (metrics.grammar_scores(corpus.rules, t) for t in (texts, [e.text for e in corpus.held_out[: len(texts)]]))
     lines = [f"{len(texts)} samples{'':24}{'samples':>10}{'corpus':>10}"]
     for key in ours:
         form = "{:>10.3f}" if truth[key] > 1 else "{:>10.1%}"
@@ -280,8 +313,8 @@ def report(corpus: data.Corpus, texts: list[str]) -> str:
     return "\n".join([*lines, "", *(f"  {text}" for text in texts[:3])])
 
 
-def prepare(config: TrainConfig) -> tuple[data.Corpus, data.Embedder]:
-    corpus = data.load_corpus(config.data, config.length)
+def prepare(config: TrainConfig) -> tuple[corpora.Corpus, data.Embedder]:
+    corpus = corpora.load_corpus(*text_of(config))
     if len(corpus.rows.s) < config.batch:
         raise Refused(f"--batch {config.batch} is larger than the corpus of {len(corpus.rows.s)} rows")
     encoder = data.load_encoder(config.encoder, corpus, config.cache)

@@ -17,8 +17,9 @@ sys.path.insert(0, str(ROOT))
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-MODULES = ["attention", "elf", "losses", "samplers", "pretrained", "scratch", "data"]
+MODULES = ["attention", "corpora", "elf", "losses", "samplers", "pretrained", "scratch", "data"]
 with install_import_hook(MODULES, "beartype.beartype"):
+    import corpora
     import data
     import elf
     import pretrained
@@ -57,9 +58,20 @@ def golden_model(golden):
 
 
 @pytest.fixture(scope="session")
-def encoder_directory(tmp_path_factory):
+def cache(tmp_path_factory):
+    """Where corpora are prepared once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def stories(cache):
+    return corpora.load_corpus("stories", "scratch", corpora.Layout(30), cache)
+
+
+@pytest.fixture(scope="session")
+def encoder_directory(tmp_path_factory, stories):
     """A small untrained encoder for the words of the stories."""
-    vocab = len(data.load_corpus("stories", 32).tokenizer)
+    vocab = len(stories.tokenizer)
     config = data.SCRATCH | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
     directory = tmp_path_factory.mktemp("encoder")
     pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), config, directory)
@@ -67,9 +79,9 @@ def encoder_directory(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def small(encoder_directory):
+def small(encoder_directory, cache):
     """Settings of a run that takes seconds."""
-    changes = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2)
+    changes = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2, cache=cache)
     changes |= dict(log_every=1, save_every=9, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
     return dataclasses.replace(PRESETS["stories"], **changes)
 

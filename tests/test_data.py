@@ -1,5 +1,7 @@
 """From text to rows to batches to clean embeddings."""
 
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,37 +10,58 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+import corpora
 import data
 import grammar
 import pretrained
 import scratch
-from data import Rows
-from errors import Refused
+from corpora import Layout, Rows
 
 
-@pytest.fixture(scope="module")
-def corpus():
-    return data.grammar_corpus("stories", 32, size=400, held_out=10)
+def test_rows_are_the_texts_they_came_from(stories):
+    assert corpora.texts_of(stories.rows.s[:400], stories.tokenizer) == grammar.write(grammar.STORIES, 400, seed=1)
+    assert stories.counts["train rows"] == len(stories.rows.s) == 100_000
+    assert stories.rows.s.dtype == np.uint16 and isinstance(stories.rows.s, np.memmap)
 
 
-def test_rows_are_the_texts_they_came_from(corpus):
-    assert data.texts_of(corpus.rows.s, corpus.tokenizer) == grammar.write(grammar.STORIES, 400, seed=1)
-
-
-def test_held_out_texts_are_not_trained_on():
-    corpus = data.load_corpus("stories", 32)
-    trained = set(data.texts_of(corpus.rows.s, corpus.tokenizer))
-    assert sum(text in trained for text in corpus.held_out) <= 2  # a coincidence has odds of about 1 in 10^4 a text
+def test_held_out_texts_are_not_trained_on(stories):
+    trained = set(corpora.texts_of(stories.rows.s, stories.tokenizer))
+    assert sum(example.text in trained for example in stories.held_out) <= 2  # a coincidence has odds of about 1 in 10^4 a text
 
 
 def test_padding_and_packing():
-    padded = data.pad_rows([[5, 6], [7, 8, 9]], 4, eos=1)
+    told = Counter()
+    padded = corpora.pad_rows([[5, 6], [7, 8, 9, 5]], [None, None], Layout(4), 1, told)
     assert_array_equal(padded.s, [[5, 6, 1, 1], [7, 8, 9, 1]])
     assert_array_equal(padded.length, [3, 4])
-    packed = data.pack_rows([[5, 6], [7, 8, 9], [5]], 4, eos=1)
-    assert_array_equal(packed.s, [[5, 6, 1, 7], [8, 9, 1, 5]])
-    with pytest.raises(Refused, match="--length"):
-        data.pad_rows([[1, 2, 3]], 3, eos=1)
+    assert told["texts cut"] == 1
+    packed, rest = corpora.pack_rows([[5, 6], [7, 8, 9], [5]], 4, 1, np.array([4], np.int32))
+    assert_array_equal(packed.s, [[4, 5, 6, 1], [7, 8, 9, 1]])
+    assert_array_equal(rest, [5, 1])
+
+
+def test_a_text_follows_its_source():
+    told = Counter()
+    rows = corpora.pad_rows([[5], [6, 7, 8, 9]], [[2, 3], [4, 4, 4, 4]], Layout(7, source=4), 1, told)
+    assert_array_equal(rows.s, [[2, 3, 1, 5, 1, 1, 1], [4, 4, 4, 1, 6, 7, 1]])
+    assert_array_equal(rows.prefix, [3, 4])
+    assert_array_equal(rows.length, [5, 7])
+    assert told == {"sources cut": 1, "texts cut": 1}
+
+
+def test_a_preparation_that_was_interrupted_starts_again(tmp_path):
+    """What was half made is never mistaken for the whole."""
+    directory = tmp_path / "rows"
+    with pytest.raises(KeyboardInterrupt), corpora.only_one(directory) as partial:
+        (partial / "some").write_text("half")
+        raise KeyboardInterrupt
+    assert not directory.exists()
+    with corpora.only_one(directory) as partial:
+        assert not list(partial.iterdir())
+        (partial / "all").write_text("whole")
+    with corpora.only_one(directory) as partial:
+        assert partial is None
+    assert [file.name for file in directory.iterdir()] == ["all"]
 
 
 @given(n=st.integers(1, 200), size=st.integers(1, 30), seed=st.integers(0, 5))
@@ -60,18 +83,19 @@ def test_prefetched_batches_come_in_order_and_once(first, end):
     assert list(data.prefetched(lambda i: loaded.append(i) or i, first, end)) == list(range(first, end)) == loaded
 
 
-def test_embeddings_are_normalised_and_padding_is_invisible(corpus):
+def test_embeddings_are_normalised_and_padding_is_invisible(stories):
     """Channel means and variances are 0 and 1, and a text's embeddings do not depend on the padding behind it."""
-    config = data.SCRATCH | dict(vocab_size=len(corpus.tokenizer), d_model=16, d_ff=16, d_kv=4)
+    config = data.SCRATCH | dict(vocab_size=len(stories.tokenizer), d_model=16, d_ff=16, d_kv=4)
     encoder = pretrained.t5_from_config(config, jax.random.key(0))
-    embedder = data.make_embedder(encoder, corpus.rows, chunk=100)
+    rows = Rows(*(np.asarray(a[:400], np.int32) for a in stories.rows))
+    embedder = data.make_embedder(encoder, rows, chunk=100)
     keep = jnp.zeros(400, bool)
-    x = embedder(Rows(*map(jnp.asarray, corpus.rows)), keep).x
-    text = x[np.arange(32) < corpus.rows.length[:, None]]
+    x = embedder(Rows(*map(jnp.asarray, rows)), keep).x
+    text = x[np.arange(30) < rows.length[:, None]]
     assert_allclose(text.mean(0), 0, atol=1e-3)
     assert_allclose(text.std(0), 1, atol=1e-3)
-    s = corpus.rows.s[:1]
-    n = int(corpus.rows.length[0])
+    s = rows.s[:1]
+    n = int(rows.length[0])
     other = s.copy()
     other[:, n:] = 7
     one, two = (embedder(Rows(jnp.asarray(a), jnp.array([n]), jnp.array([0])), keep[:1]).x for a in (s, other))
@@ -85,12 +109,12 @@ def test_the_encoder_mask_keeps_prefix_text_and_padding_apart():
     assert_array_equal(mask, np.array([expected, dropped], bool))
 
 
-def test_a_dropped_condition_leaves_no_trace(corpus):
+def test_a_dropped_condition_leaves_no_trace(stories):
     """Whatever the prefix was, batch embeddings are the same once it is dropped."""
-    config = data.SCRATCH | dict(vocab_size=len(corpus.tokenizer), d_model=16, d_ff=16, d_kv=4)
+    config = data.SCRATCH | dict(vocab_size=len(stories.tokenizer), d_model=16, d_ff=16, d_kv=4)
     encoder = pretrained.t5_from_config(config, jax.random.key(0))
     embedder = data.Embedder(encoder, jnp.zeros(16), jnp.ones(16))
-    s = jnp.asarray(corpus.rows.s[:4])
+    s = jnp.asarray(stories.rows.s[:4], jnp.int32)
     length, prefix, drop = jnp.full(4, 20), jnp.full(4, 6), jnp.array([True, True, False, False])
     one = embedder(Rows(s, length, prefix), drop).x
     two = embedder(Rows(s.at[:, :6].set(9), length, prefix), drop).x
@@ -116,11 +140,11 @@ def test_span_corruption_loses_nothing(n, seed, density):
     assert sum(map(len, spans.values())) == max(1, round(n * density))
 
 
-def test_the_scratch_encoder_is_trained_once_and_then_read_back(corpus, tmp_path):
+def test_the_scratch_encoder_is_trained_once_and_then_read_back(stories, tmp_path):
     recipe = data.RECIPE | dict(steps=3, batch=8)
-    first = data.scratch_encoder(corpus, tmp_path, **recipe)
-    (directory,) = tmp_path.iterdir()
+    first = data.scratch_encoder(stories, tmp_path, **recipe)
+    (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
     stamp = (directory / "model.safetensors").stat().st_mtime_ns
-    second = data.scratch_encoder(corpus, tmp_path, **recipe)
+    second = data.scratch_encoder(stories, tmp_path, **recipe)
     assert (directory / "model.safetensors").stat().st_mtime_ns == stamp
     jax.tree.map(assert_array_equal, first, second)

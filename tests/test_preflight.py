@@ -16,15 +16,20 @@ FOUR = dataclasses.replace(settings.PRESETS["stories"], batch=32, mesh="4", opti
 
 
 @pytest.fixture(scope="module")
-def found():
-    return train.preflight_step(FOUR)
+def four(cache):
+    return dataclasses.replace(FOUR, cache=cache)
 
 
-def test_layers_in_a_loop_are_counted_as_often_as_they_run(found):
+@pytest.fixture(scope="module")
+def found(four):
+    return train.preflight_step(four)
+
+
+def test_layers_in_a_loop_are_counted_as_often_as_they_run(found, four):
     """Counted by the difference of two builds, a step does the operations that it does with all its layers written out."""
-    _, devices = preflight.topology(FOUR.preflight)
-    mesh = train.make_mesh(FOUR.mesh, FOUR.batch, devices)
-    _, written_out = preflight.compiled(train.lower_step(FOUR, mesh, unroll_layers=4))
+    _, devices = preflight.topology(four.preflight)
+    mesh = train.make_mesh(four.mesh, four.batch, devices)
+    _, written_out = preflight.compiled(train.Plan(four, mesh).step(unroll_layers=4))
     assert_allclose(found["kernel_flops"], written_out["kernel flops"])
     # But for the second layer of the encoder, which is still in a loop here.
     assert_allclose(found["flops"], written_out["flops"] + written_out["kernel flops"], rtol=0.04)

@@ -18,7 +18,7 @@ import pytest
 from conftest import ROOT
 from numpy.testing import assert_allclose, assert_array_equal
 
-import data
+import corpora
 import runs
 import settings
 import train
@@ -279,7 +279,7 @@ def test_averaged_weights_follow_the_weights(small, tmp_path):
     mesh = train.make_mesh("1", 16)
     state = train.state_maker(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh, 1)()
     state = state._replace(model=jax.tree.map(lambda a: a + 1.0, state.ema))
-    rows = data.Rows(*(jnp.asarray(a[:16]) for a in corpus.rows))
+    rows = corpora.Rows(*(jnp.asarray(a[:16], jnp.int32) for a in corpus.rows))
     after, _ = jax.jit(train.make_step(config, optimizer, jnp.float32, mesh))(state, embedder, rows, jax.random.key(0))
     expected = jax.tree.map(lambda e, m: 0.75 * e + 0.25 * m, state.ema, after.model)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), after.ema, expected)
@@ -323,13 +323,13 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         (["--warmup-steps", "9999"], "--warmup-steps 9999 leaves nothing of --steps"),
         (["--w-min", "0"], "guidance scales must be positive"),
         (["--encoder", "nowhere"], "--encoder nowhere: no such directory"),
-        (["--length", "8"], "does not fit into rows of 8: raise --length"),
+        (["--length", "8"], "do not fit into rows of 8: raise --length"),
         (["--wandb", "project"], "pip install wandb"),
         (["--tensorboard"], "pip install tensorboardX"),
     ],
 )
-def test_bad_input_gets_one_line_and_a_failing_exit(flags, complaint, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--runs", str(tmp_path), *flags])
+def test_bad_input_gets_one_line_and_a_failing_exit(flags, complaint, tmp_path, cache, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--runs", str(tmp_path), "--cache", str(cache), *flags])
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # set, so that main() does not start over
     with pytest.raises(SystemExit) as exit:
         train.main()
