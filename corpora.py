@@ -1,9 +1,6 @@
-"""Corpora: where texts come from, and the rows of tokens made of them once and read by memory map ever after.
+"""Corpora: rows of tokens, made once of the texts that a name stands for and read by memory map ever after.
 
-    corpus = load_corpus("translate", "scratch", Layout(length=48, source=24, pack=False), Path("cache"))
-
-Embedded grammars, data sets of the hub and files of one's own all become the same thing: texts, alone or with the source each
-is to be written from.
+corpus = load_corpus("stories", "", Layout(length=30), Path("cache"))
 """
 
 import fcntl
@@ -12,9 +9,10 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +22,11 @@ from jaxtyping import Array, Integer
 from tqdm import tqdm
 
 import grammar
+import sources
 from errors import Refused
 from grammar import STORIES, Grammar
+from hub import fetch
+from sources import Example
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorch is missing, which is how we want it.
 
@@ -50,14 +51,7 @@ class Layout(NamedTuple):
     source: int = 0
     """Most of them that a source may take, its EOS included."""
     pack: bool = False
-    """Texts end to end and cut into full rows, rather than one a row; not with sources."""
-
-
-class Example(NamedTuple):
-    """A text, and the source that it is to be written from, if any. Both may be tokens already."""
-
-    text: str | list[int]
-    source: str | list[int] | None = None
+    """Texts end to end and cut into full rows, rather than one a row; not where they have sources."""
 
 
 @dataclass(frozen=True)
@@ -68,32 +62,44 @@ class Corpus:
     validation: Rows
     """Rows that are not trained on."""
     held_out: list[Example]
-    """What they were made of."""
+    """Texts that they were made of."""
     tokenizer: Any
-    counts: dict[str, int]
-    """What was left out or cut when the rows were made."""
+    counts: dict[str, dict[str, int]]
+    """Rows in each split, and what was cut or left out."""
     rules: Grammar | None = None
     """The true distribution, where it is known."""
 
 
-def load_corpus(name: str, encoder: str, layout: Layout, cache: Path) -> Corpus:
-    """The rows of a corpus in the tokens of an encoder: from the cache, or made and put there."""
-    if name not in GRAMMARS:
-        raise Refused(f"--data {name}: unknown; known are {', '.join(GRAMMARS)}")
-    rules = GRAMMARS[name]
-    directory = cache / f"rows-{digest([FORMAT, name, layout, Path(grammar.__file__).read_text()])}"
-    with only_one(directory) as partial:
-        if partial:
-            train, unseen = ([Example(text) for text in grammar.write(rules, n, seed)] for n, seed in ((100_000, 1), (2_000, 2)))
-            prepare(partial, train, unseen, word_tokenizer(example.text for example in train), layout)
+def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path) -> Corpus:
+    """The rows of a corpus in the tokens of a tokenizer (a directory, or a name on the hub); grammars bring their own."""
+    rules = GRAMMARS.get(name)
+    if rules:
+        identity = Path(grammar.__file__).read_text()
+    else:
+        files, tokens = sources.find(name), fetch(tokenizer, "--encoder", ["*.json", "spiece.model"])
+        identity = [content_of(chain(*files.values())), content_of(tokens.glob("*token*"))]
+    directory = cache / f"rows-{digest([FORMAT, name, layout, identity])}"
+    with only_one(directory) as place:
+        if place and rules:
+            written = dict(train=grammar.write(rules, 100_000, seed=1), validation=grammar.write(rules, 2_000, seed=2))
+            texts = {split: lambda told, split=split: map(Example, written[split]) for split in written}
+            prepare(place, texts, word_tokenizer(written["train"]), layout)
+        elif place:
+            texts = {split: partial(sources.stream, name, files, split) for split in ("train", "validation")}
+            prepare(place, texts, load_tokenizer(tokens), layout)
     corpus = read_corpus(directory, layout, rules)
-    if corpus.counts["texts cut"]:
-        raise Refused(f"{corpus.counts['texts cut']} texts of {name} do not fit into rows of {layout.length}: raise --length")
+    if rules and (cut := corpus.counts["train"].get("texts cut")):
+        raise Refused(f"{cut} texts of {name} do not fit into rows of {layout.length}: raise --length")
     return corpus
 
 
 def digest(what) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def content_of(files: Iterable[Path]) -> list:
+    """What tells that files are still the same, without reading them."""
+    return sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
 @contextmanager
@@ -105,46 +111,62 @@ def only_one(directory: Path) -> Iterator[Path | None]:
         if directory.exists():
             yield None
             return
-        partial = directory.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
-        partial.mkdir()
-        yield partial
-        partial.rename(directory)
+        place = directory.with_suffix(".partial")
+        shutil.rmtree(place, ignore_errors=True)  # of one that was killed
+        place.mkdir()
+        yield place
+        place.rename(directory)
 
 
 # Texts to rows
 
 
-def prepare(directory: Path, train: Iterable[Example], unseen: Iterable[Example], tokenizer, layout: Layout):
-    """Write what `read_corpus` reads."""
-    told = Counter()
-    for split, examples in (("train", train), ("validation", unseen)):
-        rows = 0
+def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Example]]], tokenizer, layout: Layout):
+    """Write what `read_corpus` reads. `texts` gives those of a split, and counts what it leaves out."""
+    counts = {split: Counter(rows=0) for split in texts}
+    held_out = []
+
+    def noted(examples):
+        for example in examples:
+            held_out.append(example)
+            yield example
+
+    for split, told in counts.items():
+        examples = texts[split](told)
         with (directory / f"{split}.s").open("wb") as s, (directory / f"{split}.ends").open("wb") as ends:
-            for part in to_rows(examples, tokenizer, layout, told):
-                part.s.astype(token_type(tokenizer)).tofile(s)
-                np.stack([part.length, part.prefix], axis=1).astype(np.int32).tofile(ends)
-                rows += len(part.s)
-        told[f"{split} rows"] = rows
+            for some in to_rows(noted(examples) if split == "validation" else examples, tokenizer, layout, told):
+                some.s.astype(token_type(tokenizer)).tofile(s)
+                np.stack([some.length, some.prefix], axis=1).astype(np.int32).tofile(ends)
+                told["rows"] += len(some.s)
+        if not told["rows"]:
+            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; lower --length")
+    with (directory / "held_out.jsonl").open("w") as file:
+        for example in held_out:
+            readable = [
+                part if isinstance(part, str | None) else tokenizer.decode(part, skip_special_tokens=True) for part in example
+            ]
+            file.write(json.dumps(Example(*readable)._asdict(), ensure_ascii=False) + "\n")
     tokenizer.save_pretrained(directory / "tokenizer")
-    held_out = (json.dumps(example._asdict(), ensure_ascii=False) + "\n" for example in unseen)
-    (directory / "held_out.jsonl").write_text("".join(held_out))
-    (directory / "counts.json").write_text(json.dumps(told, indent=2) + "\n")
+    (directory / "counts.json").write_text(json.dumps(counts, indent=2) + "\n")
 
 
 def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None) -> Corpus:
-    from transformers import AutoTokenizer
-
     counts = json.loads((directory / "counts.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(directory / "tokenizer")
+    tokenizer = load_tokenizer(directory / "tokenizer")
 
     def rows(split):
-        n = counts[f"{split} rows"]
+        n = counts[split]["rows"]
         ends = np.memmap(directory / f"{split}.ends", np.int32, "r", shape=(n, 2))
         return Rows(np.memmap(directory / f"{split}.s", token_type(tokenizer), "r", shape=(n, layout.length)), *ends.T)
 
     held_out = [Example(**json.loads(line)) for line in (directory / "held_out.jsonl").open()]
     return Corpus(directory.name, rows("train"), rows("validation"), held_out, tokenizer, counts, rules)
+
+
+def load_tokenizer(directory: Path):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)
 
 
 def token_type(tokenizer):
@@ -156,41 +178,49 @@ def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counte
     eos, rest = tokenizer.eos_token_id, np.zeros(0, np.int32)
     ahead = iter(tqdm(examples, desc="tokenising", unit=" texts", unit_scale=True, leave=False))
     while some := list(islice(ahead, at_once)):
-        texts, sources = (to_tokens(column, tokenizer) for column in zip(*some, strict=True))
-        if layout.pack:
+        texts, given = (to_tokens(column, tokenizer) for column in zip(*some, strict=True))
+        if given[0] is not None and not layout.source:
+            raise Refused("the data has sources: say by --source-length how many tokens they may take")
+        if layout.pack and given[0] is None:
             rows, rest = pack_rows(texts, layout.length, eos, rest)
             yield rows
         else:
-            yield pad_rows(texts, sources, layout, eos, told)
+            yield pad_rows(texts, given, layout, eos, told)
 
 
 def to_tokens(texts: Sequence[str | list[int] | None], tokenizer) -> list[list[int] | None]:
     if isinstance(texts[0], str):
         return tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    if texts[0] is not None and not 0 <= min(map(min, texts)) <= max(map(max, texts)) < len(tokenizer):
+        raise Refused(f"the data has token {max(map(max, texts))}, and the tokenizer {len(tokenizer)}: made for another encoder?")
     return list(texts)
 
 
-def pad_rows(texts: Sequence[list[int]], sources: Sequence[list[int] | None], layout: Layout, eos: int, told: Counter) -> Rows:
+def pad_rows(texts: Sequence[list[int]], given: Sequence[list[int] | None], layout: Layout, eos: int, told: Counter) -> Rows:
     """One text a row, after its source if it has one; each ended by EOS, and the row padded by EOS. What is too long is cut."""
     s = np.full((len(texts), layout.length), eos, np.int32)
     length, prefix = np.zeros((2, len(texts)), np.int32)
-    for i, (text, source) in enumerate(zip(texts, sources, strict=True)):
-        given = [] if source is None else [*source[: layout.source - 1], eos]
-        own = [*text[: layout.length - (layout.source if given else 0) - 1], eos]
-        told["sources cut"] += source is not None and len(source) >= layout.source
-        told["texts cut"] += len(text) >= len(own)
-        prefix[i], length[i] = len(given), len(given) + len(own)
-        s[i, : length[i]] = given + own
+    for i, (text, source) in enumerate(zip(texts, given, strict=True)):
+        before = [] if source is None else ended(source, layout.source, eos, told, "sources cut")
+        after = ended(text, layout.length - (layout.source if before else 0), eos, told, "texts cut")
+        prefix[i], length[i] = len(before), len(before) + len(after)
+        s[i, : length[i]] = before + after
     return Rows(s, length, prefix)
+
+
+def ended(tokens: list[int], most: int, eos: int, told: Counter, cut: str) -> list[int]:
+    """Tokens and one EOS, at most `most` of them."""
+    tokens = tokens[:-1] if tokens[-1:] == [eos] else tokens
+    told[cut] += len(tokens) >= most
+    return [*tokens[: most - 1], eos]
 
 
 def pack_rows(texts: Sequence[list[int]], length: int, eos: int, rest: np.ndarray) -> tuple[Rows, np.ndarray]:
     """Texts end to end after `rest`, EOS after each, cut into full rows; and what is left over."""
     stream = np.concatenate([rest, np.fromiter(chain.from_iterable(chain(text, [eos]) for text in texts), np.int32)])
     n = len(stream) // length
-    return Rows(stream[: n * length].reshape(n, length), np.full(n, length, np.int32), np.zeros(n, np.int32)), stream[
-        n * length :
-    ]
+    rows = Rows(stream[: n * length].reshape(n, length), np.full(n, length, np.int32), np.zeros(n, np.int32))
+    return rows, stream[n * length :]
 
 
 # Rows to texts

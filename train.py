@@ -135,7 +135,8 @@ def make_step(config: TrainConfig, optimizer, dtype, mesh: Mesh, unroll_parts: i
             nothing = (jax.tree.map(jnp.zeros_like, state.model), jnp.zeros((2, 2)))
             (grads, sums), _ = jax.lax.scan(add_part, nothing, parts, unroll=unroll_parts)
         grads = jax.tree.map(lambda g: g / sums[:, 1].sum(), grads)
-        grads = jax.lax.with_sharding_constraint(grads, split(grads, mesh, ALL))  # From here on, every device does its part.
+        for axes in (("fsdp",), ALL):  # Summed like the weights are stored; from here on, every device does its part.
+            grads = jax.lax.with_sharding_constraint(grads, split(grads, mesh, axes))
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
         ema = jax.tree.map(lambda e, m: config.ema * e + (1 - config.ema) * m, state.ema, model)
