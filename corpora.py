@@ -23,15 +23,18 @@ from tqdm import tqdm
 
 import grammar
 import sources
+import tasks
 from errors import Refused
 from grammar import STORIES, Grammar
 from hub import fetch
 from sources import Example
+from tasks import TASKS, write_pairs
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorch is missing, which is how we want it.
 
 SENTINELS = 8
 GRAMMARS = {"stories": STORIES}
+EMBEDDED = {**GRAMMARS, **TASKS}
 FORMAT = 1  # of the files below; another number prepares all corpora anew
 
 
@@ -69,28 +72,44 @@ class Corpus:
     rules: Grammar | None = None
     """The true distribution, where it is known."""
 
+    @property
+    def has_sources(self) -> bool:
+        return self.held_out[0].source is not None
+
+    def summary(self) -> str:
+        """One line on what the rows were made of."""
+        parts = [f"{n:,} {what}" for what, n in self.counts["train"].items() if n]
+        return f"{', '.join(parts)}; {self.counts['validation']['rows']:,} held out; {len(self.tokenizer):,} kinds of tokens"
+
 
 def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path) -> Corpus:
     """The rows of a corpus in the tokens of a tokenizer (a directory, or a name on the hub); grammars bring their own."""
-    rules = GRAMMARS.get(name)
-    if rules:
-        identity = Path(grammar.__file__).read_text()
+    embedded = name in EMBEDDED
+    if embedded:
+        identity = [Path(module.__file__).read_text() for module in (grammar, tasks)]
     else:
-        files, tokens = sources.find(name), fetch(tokenizer, "--encoder", ["*.json", "spiece.model"])
+        files, tokens = sources.find(name), tokenizer_place(tokenizer)
         identity = [content_of(chain(*files.values())), content_of(tokens.glob("*token*"))]
     directory = cache / f"rows-{digest([FORMAT, name, layout, identity])}"
     with only_one(directory) as place:
-        if place and rules:
-            written = dict(train=grammar.write(rules, 100_000, seed=1), validation=grammar.write(rules, 2_000, seed=2))
-            texts = {split: lambda told, split=split: map(Example, written[split]) for split in written}
-            prepare(place, texts, word_tokenizer(written["train"]), layout)
+        if place and embedded:
+            written = dict(train=write_embedded(name, 100_000, seed=1), validation=write_embedded(name, 2_000, seed=2))
+            words = word_tokenizer(part for example in written["train"] for part in example if part)
+            prepare(place, {split: lambda told, split=split: written[split] for split in written}, words, layout)
         elif place:
             texts = {split: partial(sources.stream, name, files, split) for split in ("train", "validation")}
             prepare(place, texts, load_tokenizer(tokens), layout)
-    corpus = read_corpus(directory, layout, rules)
-    if rules and (cut := corpus.counts["train"].get("texts cut")):
-        raise Refused(f"{cut} texts of {name} do not fit into rows of {layout.length}: raise --length")
+    corpus = read_corpus(directory, layout, GRAMMARS.get(name))
+    for what, flag in (("texts", "--length"), ("sources", "--source-length")):
+        if embedded and (cut := corpus.counts["train"].get(f"{what} cut")):
+            raise Refused(f"{cut:,} {what} of {name} do not fit into rows of {layout.length}: raise {flag}")
     return corpus
+
+
+def write_embedded(name: str, n: int, seed: int) -> list[Example]:
+    if name in TASKS:
+        return [Example(text, source) for source, text in write_pairs(TASKS[name], n, seed)]
+    return [Example(text) for text in grammar.write(GRAMMARS[name], n, seed)]
 
 
 def digest(what) -> str:
@@ -163,6 +182,12 @@ def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None) -
     return Corpus(directory.name, rows("train"), rows("validation"), held_out, tokenizer, counts, rules)
 
 
+def tokenizer_place(name: str) -> Path:
+    if name == "scratch":
+        raise Refused("--encoder scratch has no tokenizer for this data: give one by --tokenizer")
+    return fetch(name, "--tokenizer", ["tokenizer*", "spiece.model", "special_tokens_map.json", "config.json"])
+
+
 def load_tokenizer(directory: Path):
     from transformers import AutoTokenizer
 
@@ -226,11 +251,13 @@ def pack_rows(texts: Sequence[list[int]], length: int, eos: int, rest: np.ndarra
 # Rows to texts
 
 
-def texts_of(tokens: Integer[np.ndarray, "N L"], tokenizer) -> list[str]:
-    """Token rows as text, cut at the first EOS."""
-    eos = tokenizer.eos_token_id
-    ends = [int(np.argmax(row == eos)) if np.any(row == eos) else len(row) for row in tokens]
-    return tokenizer.batch_decode([row[:end] for row, end in zip(tokens, ends, strict=True)])
+def texts_of(tokens: Integer[np.ndarray, "N L"], tokenizer, prefix: Sequence[int] | None = None) -> list[str]:
+    """Token rows as text, without the prefix and cut at the first EOS after it."""
+    eos, texts = tokenizer.eos_token_id, []
+    for row, start in zip(tokens, prefix if prefix is not None else [0] * len(tokens), strict=True):
+        own = row[start:]
+        texts.append(own[: int(np.argmax(own == eos))] if np.any(own == eos) else own)
+    return tokenizer.batch_decode(texts)
 
 
 def word_tokenizer(texts: Iterable[str]):

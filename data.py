@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 import scratch
-from corpora import GRAMMARS, SENTINELS, Corpus, Layout, Rows, digest, load_corpus, only_one
+from corpora import EMBEDDED, SENTINELS, Corpus, Layout, Rows, digest, load_corpus, load_tokenizer, only_one, tokenizer_place
 from errors import Refused
+from hub import fetch
 from losses import Batch
 from pretrained import T5_CONFIGS, T5Encoder, load_t5, save_t5, t5_from_config
 
@@ -123,24 +124,38 @@ def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
     """The encoder trained on this corpus, from the cache if the same was trained before."""
     config = SCRATCH | dict(vocab_size=len(corpus.tokenizer))
     directory = cache / f"encoder-{digest([corpus.key, config, recipe, Path(scratch.__file__).read_text()])}"
-    with only_one(directory) as partial:
-        if partial:
+    with only_one(directory) as place:
+        if place:
             sentinels = [corpus.tokenizer.convert_tokens_to_ids(f"<extra_id_{i}>") for i in range(SENTINELS)]
-            lengths, eos = corpus.rows.length - 1, corpus.tokenizer.eos_token_id  # The objective adds EOS itself.
-            encoder = scratch.train_encoder(corpus.rows.s, lengths, config, sentinels=sentinels, eos=eos, **recipe)
-            save_t5(encoder, config, partial)
+            rows, lengths = lone_texts(corpus.rows)
+            eos = corpus.tokenizer.eos_token_id
+            encoder = scratch.train_encoder(rows, lengths, config, sentinels=sentinels, eos=eos, **recipe)
+            save_t5(encoder, config, place)
     return load_t5(directory)
 
 
-def shapes_for(corpus: str, encoder: str, layout: Layout, cache: Path, unroll: int = 1) -> tuple[int, Embedder]:
-    """Size of the vocabulary, and the embedder as shapes alone: what can be known without reading text or weights."""
-    vocab = len(load_corpus(corpus, encoder, layout, cache).tokenizer) if corpus in GRAMMARS else 32_100
+def lone_texts(rows: Rows, most: int = 1_000_000) -> tuple[np.ndarray, np.ndarray]:
+    """What the encoder learns from: sources and texts as rows of their own, and their lengths without EOS."""
+    if not rows.prefix[0]:
+        return rows.s, rows.length - 1
+    s, length, prefix = (a[:most] for a in rows)
+    position = np.arange(max(prefix.max(), (length - prefix).max()))
+    texts = np.take_along_axis(s, np.minimum(prefix[:, None] + position, s.shape[1] - 1), axis=1)
+    return np.concatenate([s[:, : len(position)], texts]), np.concatenate([prefix, length - prefix]) - 1
+
+
+def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache: Path, unroll: int = 1) -> tuple[int, Embedder]:
+    """Size of the vocabulary, and the embedder as shapes alone: what can be known without reading texts or weights."""
+    if corpus in EMBEDDED:
+        vocab = len(load_corpus(corpus, tokenizer, layout, cache).tokenizer)
+    else:
+        vocab = 32_100 if tokenizer in T5_CONFIGS else len(load_tokenizer(tokenizer_place(tokenizer)))
     if encoder == "scratch":
         config = SCRATCH | dict(vocab_size=vocab)
     elif encoder in T5_CONFIGS:
         config = T5_CONFIGS[encoder]
     else:
-        config = json.loads(encoder_file(encoder, "config.json").read_text())
+        config = json.loads((fetch(encoder, "--encoder", ["config.json"]) / "config.json").read_text())
 
     def make():
         network = t5_from_config(config, jax.random.key(0), unroll)
@@ -149,17 +164,11 @@ def shapes_for(corpus: str, encoder: str, layout: Layout, cache: Path, unroll: i
     return vocab, jax.eval_shape(make)
 
 
-def encoder_file(name: str, file: str) -> Path:
-    if not (Path(name) / file).exists():
-        raise Refused(f"--encoder {name}: no such directory with a config.json and model.safetensors")
-    return Path(name) / file
-
-
 def load_encoder(name: str, corpus: Corpus, cache: Path) -> T5Encoder:
-    """`scratch`, or the directory of a Hugging Face T5."""
+    """`scratch`, or a Hugging Face T5: a directory, or a name on the hub."""
     if name == "scratch":
         return scratch_encoder(corpus, cache, **RECIPE)
-    encoder = load_t5(encoder_file(name, "config.json").parent)
+    encoder = load_t5(fetch(name, "--encoder", ["config.json", "model.safetensors"]))
     if len(encoder.embed) < len(corpus.tokenizer):
         raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the data's tokenizer {len(corpus.tokenizer)}")
     return encoder

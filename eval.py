@@ -31,7 +31,7 @@ import samplers
 import train
 from elf import ELF, SIZES
 from errors import Refused
-from mesh import everywhere, make_mesh, place_rows, shapes_on
+from mesh import everywhere, make_mesh, place_rows, replicate, shapes_on
 from settings import PRESETS, TrainConfig, config_from
 
 
@@ -60,13 +60,18 @@ class Samples:
         mesh = make_mesh(self.mesh, 0)
         config, model, tokenizer = load_run(self.run, mesh, self.checkpoint)
         corpus = corpora.load_corpus(*train.text_of(config))
+        n, asked = self.num_samples, None
+        if corpus.has_sources:
+            n, asked = (
+                min(n, len(corpus.validation.s)),
+                train.Asked(load_embedder(self.run, config, corpus, mesh), corpus.validation),
+            )
         begun = time.time()
-        key = jax.random.key(self.seed)
         with jax.set_mesh(mesh):
-            texts = train.sample_texts(config, self.sampler, model, tokenizer, self.num_samples, key, mesh)
+            texts = train.sample_texts(config, self.sampler, model, tokenizer, n, jax.random.key(self.seed), mesh, asked)
         settings = dataclasses.asdict(self.sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
         out = self.out or self.run / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
-        runs.write_texts(out, texts)
+        runs.write_texts(out, train.as_records(corpus, texts))
         print(train.report(corpus, texts))
         print(f"\n{', '.join(f'{k} {v}' for k, v in settings.items())}; {time.time() - begun:.1f} s; {out}")
 
@@ -88,6 +93,14 @@ def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] 
     unroll = train.best_unroll(config, mesh)
     like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
     return config, runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"], tokenizer
+
+
+def load_embedder(directory: Path, config: TrainConfig, corpus: corpora.Corpus, mesh: Mesh) -> data.Embedder:
+    """The frozen encoder of a run, with the statistics saved there."""
+    statistics = np.load(directory / "embedding.npz")
+    encoder = data.load_encoder(config.encoder, corpus, config.cache)
+    embedder = data.Embedder(encoder, jnp.asarray(statistics["mean"]), jnp.asarray(statistics["std"]))
+    return replicate(data.compute_in(embedder, train.compute_type(config, mesh)), mesh)
 
 
 @dataclass(frozen=True)

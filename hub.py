@@ -9,14 +9,14 @@ def fetch(name: str, flag: str, files: list[str], kind: str = "model") -> Path:
     """The directory with these files (patterns): a local one as it is, one from the hub downloaded once."""
     if Path(name).is_dir():
         return Path(name)
-    import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return Path(snapshot_download(name, repo_type=kind, allow_patterns=files))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise Refused(
-            f"{flag} {name}: no such directory here, and no {kind} that can be had from the hub ({type(error).__name__}); "
+            f"{flag} {name}: no such directory here, and no {kind} of that name could be had from the hub ({reason}); "
             f"give the path of a local directory with {', '.join(files)}"
         ) from None

@@ -185,6 +185,6 @@ def restore_latest(manager: ocp.CheckpointManager, state):
     return state
 
 
-def write_texts(file: Path, texts: list[str]):
+def write_texts(file: Path, records: list[dict[str, str]]):
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+    file.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

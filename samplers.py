@@ -8,6 +8,7 @@ Guidance scales, γ, grids and keys are traced: sweeping them does not recompile
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -109,18 +110,28 @@ def decode(model, z: State, w: Scalar) -> Int[Array, "N L"]:
     return jnp.argmax(model.decode(z, jnp.full(len(z), w)), axis=-1)
 
 
+class Given(NamedTuple):
+    """A condition: clean embeddings x at the positions of the prefix, and how strongly it guides."""
+
+    x: State
+    prefix: Bool[Array, "N L"]
+    scale: Scalar
+
+
 @partial(jax.jit, static_argnames="released")
 def sample(
     model,
     z0: State,
     ts: Float[Array, " T"],
     key: PRNGKeyArray,
+    given: Given | None = None,
     *,
     w: Scalar,
     gamma: Scalar,
     noise_scale: Scalar = 2.0,
     released: bool = False,
 ) -> Int[Array, "N L"]:
-    """Unconditional text (Alg. 5): noise z0 to tokens."""
-    z, _ = flow(denoiser(model, w), z0, ts, gamma, key, noise_scale=noise_scale, released=released)
+    """Noise z0 to tokens (Alg. 5), after a condition if there is one."""
+    denoise = denoiser(model, w) if given is None else prefix_denoiser(model, w, *given, released=released)
+    z, _ = flow(denoise, z0, ts, gamma, key, noise_scale=noise_scale, released=released)
     return decode(model, z, w)

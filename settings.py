@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ class TrainConfig:
     model: str
     """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk-m, desk, tiny)."""
     data: str
-    """What to train on: stories (embedded) or owt."""
+    """What to train on: stories, translate or summarize (embedded); owt, de-en or xsum (from the hub, or with -t5 the authors'
+    tokens); or a file, a directory or a name on the hub."""
     name: str = ""
     """Name of the run, which lives in <runs>/<name>; by default data-model."""
     runs: Path = Path("runs")
@@ -27,7 +28,9 @@ class TrainConfig:
     """Directory of prepared data and encoders, shared by all runs."""
 
     encoder: str = "t5-small"
-    """Frozen encoder of the clean embeddings; scratch trains a small T5 on the corpus first."""
+    """Frozen encoder of the clean embeddings: a T5 by name or directory; scratch trains a small one on the corpus first."""
+    tokenizer: str = ""
+    """Tokenizer, by name or directory, if not the encoder's own."""
     length: int = 1024
     """Tokens per row."""
     source_length: int = 0
@@ -82,7 +85,9 @@ class TrainConfig:
     sample_steps: int = 64
     """Steps of the sampler behind the samples shown."""
     w: float = 1.0
-    """Guidance scale of these samples."""
+    """Self-conditioning guidance scale of these samples."""
+    cfg: float = 2.0
+    """Guidance scale of their condition, where the data has one."""
     gamma: float = 1.0
     """Noise re-injected by their sampler; 0 is the ODE."""
     num_samples: int = 1000
@@ -121,7 +126,7 @@ class TrainConfig:
 
     @property
     def directory(self) -> Path:
-        return self.runs / (self.name or f"{self.data}-{self.model}")
+        return self.runs / (self.name or f"{Path(self.data).stem}-{self.model}")
 
     def as_json(self) -> dict[str, Any]:
         return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
@@ -134,46 +139,57 @@ def config_from(values: dict[str, Any]) -> TrainConfig:
 
 
 # Fields that may change when a run is continued: they do not change what is computed.
-FREE = {"name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat", "num_samples", "sample_steps"}
-FREE |= {"preflight", "preflight_json", "w", "gamma", "log_every", "sample_every", "save_every", "keep", "wandb", "tensorboard"}
+FREE = {"name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat", "num_samples", "sample_steps", "w"}
+FREE |= {"cfg", "gamma", "preflight", "preflight_json", "log_every", "sample_every", "save_every", "keep", "wandb", "tensorboard"}
 
 OWT_ROWS = 19_017 * 512
 OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
-PRESETS = {
-    "owt": TrainConfig(model="elf-b", data="owt"),
-    "stories": TrainConfig(
-        model="desk",
-        data="stories",
-        encoder="scratch",
-        length=30,
-        pack=False,
-        steps=1_600,
-        batch=32,
-        learning_rate=0.01,
-        warmup_steps=100,
-        schedule="cosine",
-        ema=0.995,
-        noise_scale=1.0,
-        decode_noise_scale=1.0,
-        num_samples=256,
-        log_every=20,
-        sample_every=400,
-        save_every=400,
-    ),
-}
+OWT = TrainConfig(model="elf-b", data="owt")
+# Translation and summarization, with the sampler of the paper's Table 1.
+CONDITIONAL = replace(OWT, pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000)
+DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, steps=100 * 8_806)
+XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, steps=100 * 398)
+# What runs on the cores of a desk, in minutes.
+STORIES = TrainConfig(
+    model="desk",
+    data="stories",
+    encoder="scratch",
+    length=30,
+    pack=False,
+    steps=1_600,
+    batch=32,
+    learning_rate=0.01,
+    warmup_steps=100,
+    schedule="cosine",
+    ema=0.995,
+    noise_scale=1.0,
+    decode_noise_scale=1.0,
+    num_samples=256,
+    log_every=20,
+    sample_every=400,
+    save_every=400,
+)
+TRANSLATE = replace(STORIES, data="translate", length=38, source_length=20, steps=3_000, gamma=0.0)
+SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, steps=2_000)
+PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
+PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
+# Texts of one's own, with a network for a TPU and for a desk.
+OWN = replace(DE_EN, pack=True, steps=100_000, num_samples=1_000)
+OWN_AT_A_DESK = replace(
+    OWN, batch=32, steps=10_000, learning_rate=0.005, warmup_steps=500, schedule="cosine", ema=0.999, num_samples=256
+)
 
 
 def preset(model: str | None, corpus: str | None) -> TrainConfig:
     """The settings that a choice of model and data stands for. A paper size alone means the paper's OpenWebText run."""
     corpus = corpus or ("owt" if model in OWT_EPOCHS else "stories")
-    if corpus not in PRESETS:
-        raise Refused(f"--data {corpus}: unknown; known are {', '.join(PRESETS)}")
-    chosen = PRESETS[corpus]
-    model = model or chosen.model
-    if model not in SIZES:
+    if model and model not in SIZES:
         raise Refused(f"--model {model}: unknown; known are {', '.join(SIZES)}")
-    steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus == "owt" else chosen.steps
-    return dataclasses.replace(chosen, model=model, steps=steps)
+    own = OWN if model in OWT_EPOCHS else replace(OWN_AT_A_DESK, model="desk")
+    chosen = PRESETS.get(corpus, own)
+    model = model or chosen.model
+    steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus.startswith("owt") else chosen.steps
+    return replace(chosen, data=corpus, model=model, steps=steps)
 
 
 def parse(args: list[str], description: str) -> TrainConfig:
@@ -208,6 +224,8 @@ def check(config: TrainConfig):
         raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
     if config.batch % config.accumulate:
         raise Refused(f"--accumulate {config.accumulate} does not divide --batch {config.batch}")
+    if not 0 <= config.source_length < config.length:
+        raise Refused(f"--source-length {config.source_length} leaves no room for a text in --length {config.length}")
     if config.warmup_steps >= config.steps:
         raise Refused(f"--warmup-steps {config.warmup_steps} leaves nothing of --steps {config.steps}: lower it")
     for flag, package in ((config.wandb, "wandb"), (config.tensorboard, "tensorboardX")):

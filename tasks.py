@@ -45,13 +45,13 @@ THINGS = zipf(
     Zelt/n/tent Löffel/m/spoon Gabel/f/fork Teller/m/plate Pfanne/f/pan""")
 )
 LOOKS = zipf(
-    entries("""rot/red neu/new klein/small blau/blue alt/old groß/big grün/green schön/beautiful gelb/yellow schwer/heavy weiß/white
-    leicht/light schwarz/black billig/cheap braun/brown warm/warm grau/gray kalt/cold lang/long kurz/short rund/round bunt/colorful
-    seltsam/strange fein/fine einfach/simple wertvoll/valuable weich/soft hart/hard schmutzig/dirty breit/wide""")
+    entries("""rot/red neu/new klein/small blau/blue alt/old groß/big grün/green schön/beautiful gelb/yellow schwer/heavy
+    weiß/white leicht/light schwarz/black billig/cheap braun/brown warm/warm grau/gray kalt/cold lang/long kurz/short rund/round
+    bunt/colorful seltsam/strange fein/fine einfach/simple wertvoll/valuable weich/soft hart/hard schmutzig/dirty breit/wide""")
 )
 CHARACTERS = zipf(
-    entries("""jung/young freundlich/friendly klug/clever ernst/serious stolz/proud reich/rich arm/poor lustig/funny fleißig/diligent
-    ruhig/calm tapfer/brave nervös/nervous ehrlich/honest berühmt/famous""")
+    entries("""jung/young freundlich/friendly klug/clever ernst/serious stolz/proud reich/rich arm/poor lustig/funny
+    fleißig/diligent ruhig/calm tapfer/brave nervös/nervous ehrlich/honest berühmt/famous""")
 )
 ACTIONS = zipf(
     entries("""kaufen/kauft/kaufte/buy sehen/sieht/sah/see finden/findet/fand/find verkaufen/verkauft/verkaufte/sell
@@ -77,14 +77,15 @@ WHEN = {
 WHERE = zipf(
     tuple(part.strip().split("/"))
     for part in """in der Stadt/in the city; im Garten/in the garden; auf dem Markt/at the market; im Dorf/in the village;
-    am Bahnhof/at the station; in der Küche/in the kitchen; im Wald/in the forest; am Fluss/by the river; auf der Brücke/on the bridge;
-    in der Schule/at the school; im Museum/in the museum; am Hafen/at the harbor; hinter dem Haus/behind the house;
+    am Bahnhof/at the station; in der Küche/in the kitchen; im Wald/in the forest; am Fluss/by the river;
+    auf der Brücke/on the bridge; in der Schule/at the school; im Museum/in the museum; am Hafen/at the harbor;
+    hinter dem Haus/behind the house;
     vor der Kirche/outside the church; neben dem Turm/beside the tower; im Keller/in the cellar; auf der Insel/on the island;
     unter dem Baum/under the tree; im Zug/on the train; in der Bibliothek/in the library""".split(";")
 )
 MOODS = zipf(
-    entries("""müde/tired krank/sick glücklich/happy traurig/sad hungrig/hungry allein/alone neugierig/curious ungeduldig/impatient
-    vorsichtig/careful faul/lazy wütend/angry fertig/ready""")
+    entries("""müde/tired krank/sick glücklich/happy traurig/sad hungrig/hungry allein/alone neugierig/curious
+    ungeduldig/impatient vorsichtig/careful faul/lazy wütend/angry fertig/ready""")
 )
 TENSE = weighted({"past": 5, "present": 3, "future": 2})
 OFTEN, EVEN = weighted({True: 3, False: 2}), weighted({True: 1, False: 1})
@@ -120,8 +121,8 @@ def translate(pen: Writer) -> Pair:
 
 # Match reports. The summary names day, winner, loser, place, and the winner's scorer; the rest is beside the point.
 
-TEAMS = zipf("Lions Bears Wolves Eagles Sharks Tigers Hawks Foxes Ravens Bulls Panthers Falcons Badgers Otters Cobras Stags".split())
-CITIES = zipf("Paris Rome Vienna Oslo Lisbon Prague Dublin Athens Berlin Madrid Warsaw Geneva Venice Naples Hamburg Porto".split())
+TEAMS = zipf("Lions Bears Wolves Eagles Sharks Tigers Hawks Foxes Ravens Bulls Panthers Falcons Badgers Otters Cobras".split())
+CITIES = zipf("Paris Rome Vienna Oslo Lisbon Prague Dublin Athens Berlin Madrid Warsaw Geneva Venice Naples Hamburg".split())
 DAYS = zipf("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 WEATHER = zipf("rainy sunny windy foggy cold warm cloudy stormy".split())
 GOALS = zipf("one two three four five".split())

@@ -199,11 +199,11 @@ class Plan(NamedTuple):
     mesh: Mesh
 
     def state(self, optimizer, embedding: int, unroll: int = 1) -> State:
-        vocab, _ = data.shapes_for(*text_of(self.config))
+        vocab, _ = data.shapes_for(self.config.encoder, *text_of(self.config))
         return jax.eval_shape(state_maker(self.config, optimizer, vocab, embedding, self.mesh, unroll))
 
     def embedder(self, unroll: int = 1) -> data.Embedder:
-        _, embedder = data.shapes_for(*text_of(self.config), unroll)
+        _, embedder = data.shapes_for(self.config.encoder, *text_of(self.config), unroll)
         return jax.eval_shape(lambda e: data.compute_in(e, compute_type(self.config, self.mesh)), embedder)
 
     def step(self, unroll_layers: int = 1, unroll_parts: int = 1) -> jax.stages.Lowered:
@@ -264,12 +264,21 @@ def preflight_step(config: TrainConfig) -> dict[str, Any]:
     return found | dict(owt_epoch_hours=OWT_ROWS / config.batch * found["predicted_seconds"] / 3600)
 
 
+class Asked(NamedTuple):
+    """Rows whose sources are to be answered; what follows them there is not looked at."""
+
+    embedder: data.Embedder
+    rows: corpora.Rows
+
+
 @dataclass(frozen=True)
 class Sampler:
     steps: int = 64
     """Steps from noise to data."""
     w: float = 1.0
     """Self-conditioning guidance scale."""
+    cfg: float = 2.0
+    """Guidance scale of the condition, where the data has one."""
     gamma: float = 1.0
     """Noise re-injected at every step; 0 is the ODE."""
     grid: Literal["logit-normal", "uniform"] = "logit-normal"
@@ -279,9 +288,16 @@ class Sampler:
 
 
 def sample_texts(
-    config: TrainConfig, sampler: Sampler, model: ELF, tokenizer, n: int, key: PRNGKeyArray, mesh: Mesh
+    config: TrainConfig,
+    sampler: Sampler,
+    model: ELF,
+    tokenizer,
+    n: int,
+    key: PRNGKeyArray,
+    mesh: Mesh,
+    asked: Asked | None = None,
 ) -> list[str]:
-    """n texts from noise, 16 at a time on each device."""
+    """n texts from noise, 16 at a time on each device; the answers to the first n sources, where there are any."""
     if sampler.grid == "uniform":
         ts = samplers.uniform_grid(sampler.steps)
     else:
@@ -294,24 +310,52 @@ def sample_texts(
     texts = []
     for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_chief()):
         z_key, sde_key = replicate(jax.random.split(jax.random.fold_in(key, 1 + start)), mesh)
-        tokens = samplers.sample(model, noise(z_key), ts, sde_key, **settings)
-        texts += corpora.texts_of(fetch(tokens), tokenizer)
+        given, prefix = None, None
+        if asked:
+            chosen = np.arange(start, start + size) % len(asked.rows.s)
+            batch = jax.jit(data.Embedder.__call__)(asked.embedder, place_rows(asked.rows, chosen, mesh), jnp.zeros(size, bool))
+            given, prefix = samplers.Given(batch.x, batch.prefix, sampler.cfg), asked.rows.prefix[chosen]
+        tokens = samplers.sample(model, noise(z_key), ts, sde_key, given, **settings)
+        texts += corpora.texts_of(fetch(tokens), tokenizer, prefix)
     return texts[:n]
 
 
 def text_of(config: TrainConfig) -> tuple[str, str, corpora.Layout, Path]:
     """What a corpus is told by."""
-    return config.data, config.encoder, corpora.Layout(config.length, config.source_length, config.pack), config.cache
+    return (
+        config.data,
+        config.tokenizer or config.encoder,
+        corpora.Layout(config.length, config.source_length, config.pack),
+        config.cache,
+    )
 
 
 def report(corpus: corpora.Corpus, texts: list[str]) -> str:
-    """Samples beside held-out texts of the corpus, as a table, and three of them to read."""
-    ours, truth = (metrics.grammar_scores(corpus.rules, t) for t in (texts, [e.text for e in corpus.held_out[: len(texts)]]))
-    lines = [f"{len(texts)} samples{'':24}{'samples':>10}{'corpus':>10}"]
-    for key in ours:
-        form = "{:>10.3f}" if truth[key] > 1 else "{:>10.1%}"
-        lines.append(f"{key:34}" + form.format(ours[key]) + form.format(truth[key]))
-    return "\n".join([*lines, "", *(f"  {text}" for text in texts[:3])])
+    """Samples beside what they can be held against, as a table, and three of them to read."""
+    truth = corpus.held_out[: len(texts)]
+    references = [example.text for example in truth]
+    if corpus.has_sources:
+        sides = dict(samples=texts, source=[example.source for example in truth], nothing=[""] * len(texts))
+        columns = {name: metrics.task_scores(side, references) for name, side in sides.items()}
+        last = [f"  {e.source} → {text}  [{e.text}]" for e, text in list(zip(truth, texts, strict=True))[:3]]
+        last += ["", metrics.bleu(texts, references)[1]]
+    else:
+        score = partial(metrics.grammar_scores, corpus.rules) if corpus.rules else metrics.text_scores
+        columns = dict(samples=score(texts), corpus=score(references))
+        last = [f"  {text}" for text in texts[:3]]
+    lines = [f"{len(texts):,} samples".ljust(34) + "".join(f"{name:>10}" for name in columns)]
+    for key in columns["samples"]:
+        form = "{:>10.1%}" if key.startswith(("valid", "distinct", "exact matches")) else "{:>10.3f}"
+        lines.append(f"{key:34}" + "".join(form.format(column[key]) for column in columns.values()))
+    return "\n".join([*lines, "", *last])
+
+
+def as_records(corpus: corpora.Corpus, texts: list[str]) -> list[dict[str, str]]:
+    """Samples to be written, with what they answer, if anything."""
+    if not corpus.has_sources:
+        return [dict(text=text) for text in texts]
+    truth = corpus.held_out[: len(texts)]
+    return [dict(text=text, source=e.source, reference=e.text) for e, text in zip(truth, texts, strict=True)]
 
 
 def prepare(config: TrainConfig) -> tuple[corpora.Corpus, data.Embedder]:
@@ -425,6 +469,7 @@ def train(config: TrainConfig) -> State:
     with chief_first():
         corpus, embedder = prepare(config)
         if is_chief():
+            print(f"{config.data}: {corpus.summary()}")
             runs.write_config(config.directory, config.as_json())
             np.savez(config.directory / "embedding.npz", mean=embedder.mean, std=embedder.std)
             corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
@@ -439,7 +484,8 @@ def train(config: TrainConfig) -> State:
     embedder = replicate(data.compute_in(embedder, dtype), mesh)
     train_key, validation_key = replicate((train_key, validation_key), mesh)
     validation_loss = jax.jit(lambda *args: make_loss(config, dtype)(*args)[1], out_shardings=everywhere(mesh))
-    sampler = Sampler(config.sample_steps, config.w, config.gamma)
+    sampler = Sampler(config.sample_steps, config.w, config.cfg, config.gamma)
+    asked = Asked(embedder, corpus.validation) if corpus.has_sources else None
 
     def load(i):
         chosen = data.batch_indices(len(corpus.rows.s), config.batch, config.seed, i)
@@ -456,15 +502,16 @@ def train(config: TrainConfig) -> State:
         return {f"validation_{k}": float(v) for k, v in found_in(sums).items()}
 
     def sample(state, n, name):
-        texts = sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key, mesh)
+        n = min(n, len(corpus.validation.s)) if asked else n
+        texts = sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key, mesh, asked)
         if is_chief():
-            runs.write_texts(config.directory / "samples" / f"{name}.jsonl", texts)
+            runs.write_texts(config.directory / "samples" / f"{name}.jsonl", as_records(corpus, texts))
         return texts
 
     def show(state, done):
-        texts = sample(state, 16, f"step-{done}")
+        (text, *_) = sample(state, 16, f"step-{done}")
         if is_chief():
-            tqdm.write(f"step {done}: {texts[0]}")
+            tqdm.write(f"step {done}: {f'{corpus.held_out[0].source} → ' if asked else ''}{text}")
 
     with jax.set_mesh(mesh):
         state = fit(config, state, load, advance, validate, show, checkpoints)

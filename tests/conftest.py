@@ -11,7 +11,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 COMPILED = tempfile.TemporaryDirectory()  # Many tests train the same small model.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+QUICK = "--xla_backend_optimization_level=0"  # Compilation is most of what tests do.
+os.environ.setdefault("XLA_FLAGS", f"{QUICK} --xla_force_host_platform_device_count=8")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -82,7 +83,7 @@ def encoder_directory(tmp_path_factory, stories):
 def small(encoder_directory, cache):
     """Settings of a run that takes seconds."""
     changes = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2, cache=cache)
-    changes |= dict(log_every=1, save_every=9, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
+    changes |= dict(log_every=1, save_every=9, keep=3, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
     return dataclasses.replace(PRESETS["stories"], **changes)
 
 

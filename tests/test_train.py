@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import QUICK, ROOT
 from numpy.testing import assert_allclose, assert_array_equal
 
 import corpora
@@ -52,7 +52,7 @@ def command(config):
 
 def start(config, devices=8, logs=None):
     """The command in a process of its own; what it says goes to a file, as a pipe that nobody reads would stop it."""
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    env = os.environ | {"XLA_FLAGS": f"{QUICK} --xla_force_host_platform_device_count={devices}"}
     said = (logs or config.runs) / f"{config.name}-{config.process_id}.out"
     with said.open("a") as out:
         return subprocess.Popen(command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT), said
@@ -163,8 +163,14 @@ def test_held_out_rows_are_scored_the_same_at_every_save(finished):
     assert all(np.isfinite(line["validation_mse"]) and np.isfinite(line["validation_ce"]) for line in scored.values())
 
 
+@pytest.fixture
+def without_samples(monkeypatch):
+    """Sampling takes as long to compile as training."""
+    monkeypatch.setattr(train, "sample_texts", lambda config, sampler, model, tokenizer, n, *_: ["Once."] * n)
+
+
 @pytest.mark.parametrize("mesh", ["8", "4x2", "2x4"])
-def test_the_same_run_on_any_mesh(finished, mesh, tmp_path):
+def test_the_same_run_on_any_mesh(finished, mesh, tmp_path, without_samples):
     """Losses and weights over twenty steps equal those of one device, up to the order of sums."""
     whole, state = finished
     config = dataclasses.replace(whole, runs=tmp_path, mesh=mesh)
@@ -174,7 +180,7 @@ def test_the_same_run_on_any_mesh(finished, mesh, tmp_path):
     assert np.mean(curve(config)[-5:]) < np.mean(curve(config)[:5])
 
 
-def test_accumulated_parts_make_the_same_step(finished, tmp_path):
+def test_accumulated_parts_make_the_same_step(finished, tmp_path, without_samples):
     whole, state = finished
     config = dataclasses.replace(whole, runs=tmp_path, accumulate=2)
     parts = train.train(config)
@@ -191,7 +197,7 @@ def interrupted(config, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_a_run_continues_on_another_mesh(finished, mesh, tmp_path, capsys):
+def test_a_run_continues_on_another_mesh(finished, mesh, tmp_path, capsys, without_samples):
     whole, state = finished
     config = interrupted(whole, tmp_path, mesh=mesh)
     continued = train.train(config)
@@ -208,27 +214,37 @@ def start_pair(config):
     return [start(dataclasses.replace(config, coordinator=address, processes=2, process_id=i), devices=4) for i in range(2)]
 
 
-def test_a_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(small, tmp_path):
-    config = dataclasses.replace(small, runs=tmp_path, name="pair", mesh="8", steps=100_000, save_every=50_000)
+def assert_ends_like(config, whole):
+    mesh = train.make_mesh("1", 1)
+    ours, theirs = (load_run(c.directory, mesh)[1] for c in (config, whole))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), ours, theirs)
+
+
+def test_two_processes_train_as_one(finished, tmp_path):
+    """Two processes of four devices each, found through a coordinator."""
+    whole, _ = finished
+    config = dataclasses.replace(whole, runs=tmp_path, name="pair", mesh="8")
+    processes = start_pair(config)
+    assert [p.wait(timeout=300) for p, _ in processes] == [0, 0], processes[0][1].read_text()[-3000:]
+    assert_allclose(curve(config), curve(whole), rtol=1e-3)
+    assert_ends_like(config, whole)
+
+
+def test_two_processes_continue_what_one_began_and_stop_together(finished, tmp_path):
+    """A SIGTERM to one of them stops both after the same step, with a checkpoint from which one can end the run."""
+    whole, _ = finished
+    config = interrupted(whole, tmp_path, name="begun", mesh="8", save_every=50)
+    shutil.rmtree(config.directory / "checkpoints" / "18")
+    runs.Metrics(config.directory, 9)  # drops what was logged later
     (chief, said), (other, _) = start_pair(config)
-    wait_until(lambda: logged_step(config) >= 4, chief, said)
+    wait_until(lambda: logged_step(config) >= 11, chief, said)
     other.send_signal(signal.SIGTERM)
     assert [p.wait(timeout=120) for p in (chief, other)] == [0, 0], said.read_text()[-3000:]
-    assert "saved; the same command continues" in said.read_text()
-    assert saved_step(config) == logged_step(config)
-
-
-def test_two_processes_train_as_one_and_continue_what_one_began(finished, tmp_path):
-    """Two processes of four devices each, found through a coordinator: whole runs, and the end of one begun on one device."""
-    whole, _ = finished
-    begun = interrupted(whole, tmp_path, name="begun", mesh="8")
-    for config in (dataclasses.replace(whole, runs=tmp_path, name="pair", mesh="8"), begun):
-        processes = start_pair(config)
-        assert [p.wait(timeout=300) for p, _ in processes] == [0, 0], processes[0][1].read_text()[-3000:]
-        assert_allclose(curve(config), curve(whole), rtol=1e-3)
-        mesh = train.make_mesh("1", 1)
-        ours, theirs = (load_run(c.directory, mesh)[1] for c in (config, whole))
-        jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), ours, theirs)
+    assert "from step 9" in said.read_text() and "saved; the same command continues" in said.read_text()
+    assert 11 <= saved_step(config) == logged_step(config) < 20
+    train.train(dataclasses.replace(config, mesh="1"))
+    assert_allclose(curve(config), curve(whole), rtol=1e-3)
+    assert_ends_like(config, whole)
 
 
 @pytest.mark.parametrize("harm", ["truncate", "remove"])
@@ -285,7 +301,7 @@ def test_averaged_weights_follow_the_weights(small, tmp_path):
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), after.ema, expected)
 
 
-def test_bfloat16_computes_what_float32_does_roughly(finished, tmp_path):
+def test_bfloat16_computes_what_float32_does_roughly(finished, tmp_path, without_samples):
     whole, _ = finished
     config = dataclasses.replace(whole, runs=tmp_path, precision="bfloat16")
     state = train.train(config)
@@ -312,7 +328,7 @@ def test_paper_sizes_bring_the_settings_of_table_7():
     "flags, complaint",
     [
         (["--model", "elf-x"], "--model elf-x: unknown; known are elf-b, elf-m, elf-l"),
-        (["--data", "novels"], "--data novels: unknown; known are"),
+        (["--data", "novels"], "--data novels: no such file or directory, nor one of owt"),
         (["--mesh", "16"], "--mesh 16 needs 16 devices and there are 8 (cpu)"),
         (["--mesh", "two"], "--mesh two: give one number"),
         (["--mesh", "8", "--batch", "12"], "--batch 12 does not divide over the 8 devices"),
@@ -322,7 +338,7 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         (["--p-decode", "1.5"], "--p-decode 1.5: must be between 0 and 1"),
         (["--warmup-steps", "9999"], "--warmup-steps 9999 leaves nothing of --steps"),
         (["--w-min", "0"], "guidance scales must be positive"),
-        (["--encoder", "nowhere"], "--encoder nowhere: no such directory"),
+        (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
         (["--length", "8"], "do not fit into rows of 8: raise --length"),
         (["--wandb", "project"], "pip install wandb"),
         (["--tensorboard"], "pip install tensorboardX"),
