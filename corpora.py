@@ -251,7 +251,7 @@ def pack_rows(texts: Sequence[list[int]], length: int, eos: int, rest: np.ndarra
 # Rows to texts
 
 
-def texts_of(tokens: Integer[np.ndarray, "N L"], tokenizer, prefix: Sequence[int] | None = None) -> list[str]:
+def texts_of(tokens: Integer[np.ndarray, "N L"], tokenizer, prefix: Integer[np.ndarray, " N"] | None = None) -> list[str]:
     """Token rows as text, without the prefix and cut at the first EOS after it."""
     eos, texts = tokenizer.eos_token_id, []
     for row, start in zip(tokens, prefix if prefix is not None else [0] * len(tokens), strict=True):

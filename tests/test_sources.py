@@ -1,0 +1,132 @@
+"""Texts from files of all kinds, good and bad."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import corpora
+import sources
+from corpora import Layout
+from errors import Refused
+from sources import Example
+
+WORDS = "the cat sat on a mat and looked at us".split()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    corpora.word_tokenizer(WORDS).save_pretrained(directory)
+    return str(directory)
+
+
+def write_jsonl(file, records):
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read(name, split="train"):
+    told = Counter()
+    return list(sources.stream(str(name), sources.find(str(name)), split, told)), told
+
+
+@pytest.mark.parametrize(
+    "records, expected",
+    [
+        ([dict(text="the cat")], Example("the cat")),
+        ([dict(source="sat", target="on")], Example("on", "sat")),
+        ([dict(document="a mat", summary="mat", id=3)], Example("mat", "a mat")),
+        ([dict(translation=dict(de="Katze", en="cat"))], Example("cat", "Katze")),
+        ([dict(condition_input_ids=[3, 1], input_ids=[4, 1])], Example([4, 1], [3, 1])),
+    ],
+)
+def test_columns_are_known_by_name(records, expected, tmp_path):
+    write_jsonl(tmp_path / "data.jsonl", records)
+    assert read(tmp_path / "data.jsonl")[0] == [expected]
+
+
+def test_kinds_of_files_hold_the_same_texts(tmp_path):
+    import datasets
+
+    texts = [f"{a} {b}" for a in WORDS for b in WORDS]
+    saved = datasets.Dataset.from_dict(dict(text=texts))
+    (tmp_path / "a.txt").write_text("\n".join(texts) + "\n\n")
+    write_jsonl(tmp_path / "a.jsonl", [dict(text=text) for text in texts])
+    saved.to_parquet(tmp_path / "a.parquet")
+    saved.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict(train=saved, validation=saved.select(range(3))).save_to_disk(tmp_path / "splits")
+    for name in ("a.txt", "a.jsonl", "a.parquet", "saved"):
+        train, held_out = (read(tmp_path / name, split)[0] for split in ("train", "validation"))
+        assert held_out == [Example(texts[99])]
+        assert train == [Example(text) for text in texts[:99]]
+    assert [len(read(tmp_path / "splits", split)[0]) for split in ("train", "validation")] == [100, 3]
+
+
+def test_a_directory_tells_its_splits_by_names(tmp_path):
+    for split, text in (("train-0", "a"), ("train-1", "cat"), ("validation", "sat"), ("test", "on")):
+        write_jsonl(tmp_path / f"{split}.jsonl", [dict(text=text)])
+    assert read(tmp_path)[0] == [Example("a"), Example("cat")]
+    assert read(tmp_path, "validation")[0] == [Example("sat")]
+
+
+def test_what_cannot_be_used_is_counted(tmp_path):
+    lines = [b'{"text": "the cat"}', b'{"text": "\xff"}', b"{cut", b'{"other": 1}', b'{"text": ""}', b'{"text": 3}', b"", b"[1]"]
+    (tmp_path / "bad.jsonl").write_bytes(b"\n".join(lines))
+    found, told = read(tmp_path / "bad.jsonl")
+    assert found == [Example("the cat")]
+    assert told == {"unreadable lines": 2, "records without a text (or its source)": 4}
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", '{"source": "a"}\n'])
+def test_files_without_texts_are_refused(content, tmp_path):
+    (tmp_path / "empty.jsonl").write_text(content)
+    with pytest.raises(Refused, match=r"no texts in .*empty.jsonl; records need source and target"):
+        read(tmp_path / "empty.jsonl")
+
+
+def test_a_directory_without_files_is_refused(tmp_path):
+    with pytest.raises(Refused, match=r"no .jsonl, .txt, .parquet files there"):
+        sources.find(str(tmp_path))
+
+
+def test_rows_are_prepared_once_and_cuts_are_counted(tokenizer, tmp_path):
+    records = [dict(source="the cat", target="sat on"), dict(source="a " * 9, target="mat " * 9)]
+    write_jsonl(tmp_path / "train.jsonl", records)
+    write_jsonl(tmp_path / "validation.jsonl", records[:1])
+    corpus = corpora.load_corpus(str(tmp_path), tokenizer, Layout(9, source=4, pack=True), tmp_path / "cache")
+    assert corpus.counts["train"] == {"rows": 2, "sources cut": 1, "texts cut": 1}
+    assert_array_equal(corpus.rows.prefix, [3, 4])
+    assert_array_equal(corpus.rows.length, [6, 9])
+    assert corpora.texts_of(np.asarray(corpus.rows.s), corpus.tokenizer, corpus.rows.prefix)[0] == "sat on"
+    assert corpus.held_out == [Example("sat on", "the cat")] and corpus.has_sources
+    (made,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    stamp = made.stat().st_mtime_ns
+    again = corpora.load_corpus(str(tmp_path), tokenizer, Layout(9, source=4, pack=True), tmp_path / "cache")
+    assert again.key == corpus.key and made.stat().st_mtime_ns == stamp
+    write_jsonl(tmp_path / "train.jsonl", records * 2)
+    other = corpora.load_corpus(str(tmp_path), tokenizer, Layout(9, source=4, pack=True), tmp_path / "cache")
+    assert other.key != corpus.key and len(other.rows.s) == 4
+
+
+def test_texts_without_sources_are_packed(tokenizer, tmp_path):
+    (tmp_path / "train.txt").write_text("the cat sat\n" * 40)
+    (tmp_path / "validation.txt").write_text("a mat looked\n" * 10)
+    corpus = corpora.load_corpus(str(tmp_path), tokenizer, Layout(10, source=4, pack=True), tmp_path / "cache")
+    assert len(corpus.rows.s) == 16 and not corpus.has_sources
+    assert corpus.tokenizer.decode(corpus.rows.s[0]) == "the cat sat </s> the cat sat </s> the cat"
+
+
+def test_bad_tokens_and_layouts_are_refused(tokenizer, tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [dict(condition_input_ids=[3], input_ids=[999])] * 100)
+    with pytest.raises(Refused, match="the data has token 999, and the tokenizer 21"):
+        corpora.load_corpus(str(tmp_path), tokenizer, Layout(8, source=4), tmp_path / "cache")
+    write_jsonl(tmp_path / "pairs.jsonl", [dict(source="a cat", target="a mat")] * 100)
+    with pytest.raises(Refused, match="--source-length"):
+        corpora.load_corpus(str(tmp_path / "pairs.jsonl"), tokenizer, Layout(8), tmp_path / "cache")
+    (tmp_path / "few.txt").write_text("a cat\n")
+    with pytest.raises(Refused, match="too little text"):
+        corpora.load_corpus(str(tmp_path / "few.txt"), tokenizer, Layout(1000, pack=True), tmp_path / "cache")
+    with pytest.raises(Refused, match="give one by --tokenizer"):
+        corpora.load_corpus(str(tmp_path / "few.txt"), "scratch", Layout(8), tmp_path / "cache")
