@@ -241,8 +241,9 @@ def ended(tokens: list[int], most: int, eos: int, told: Counter, cut: str) -> li
 
 
 def pack_rows(texts: Sequence[list[int]], length: int, eos: int, rest: np.ndarray) -> tuple[Rows, np.ndarray]:
-    """Texts end to end after `rest`, EOS after each, cut into full rows; and what is left over."""
-    stream = np.concatenate([rest, np.fromiter(chain.from_iterable(chain(text, [eos]) for text in texts), np.int32)])
+    """Texts end to end after `rest`, an EOS after each, cut into full rows; and what is left over."""
+    texts = (text if len(text) == length or text[-1:] == [eos] else [*text, eos] for text in texts)  # packed or ended already
+    stream = np.concatenate([rest, np.fromiter(chain.from_iterable(texts), np.int32)])
     n = len(stream) // length
     rows = Rows(stream[: n * length].reshape(n, length), np.full(n, length, np.int32), np.zeros(n, np.int32))
     return rows, stream[n * length :]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,9 +41,20 @@ class Samples:
 
     run: Path
     """Directory of a run."""
-    sampler: tyro.conf.OmitArgPrefixes[train.Sampler] = field(default_factory=train.Sampler)
-    num_samples: int = 512
-    """Texts to sample."""
+    steps: int | None = None
+    """Steps from noise to data; like the next three, by default those of the run."""
+    w: float | None = None
+    """Self-conditioning guidance scale."""
+    cfg: float | None = None
+    """Guidance scale of the condition, where the data has one."""
+    gamma: float | None = None
+    """Noise re-injected at every step; 0 is the ODE."""
+    grid: Literal["logit-normal", "uniform"] = "logit-normal"
+    """Times of the steps."""
+    form: Literal["paper", "released"] = "paper"
+    """Whose SDE step, and whose unguided pass where a condition guides."""
+    num_samples: int | None = None
+    """Texts to sample, by default as many as the run; with sources, answers to at most that many held-out ones."""
     seed: int = 0
     """Of the noise."""
     mesh: str = "1"
@@ -54,22 +65,23 @@ class Samples:
     """File to write; by default samples/ in the run."""
 
     def __call__(self):
-        for flag, value in (("num-samples", self.num_samples), ("steps", self.sampler.steps)):
-            if value < 1:
+        for flag, value in (("num-samples", self.num_samples), ("steps", self.steps)):
+            if value is not None and value < 1:
                 raise Refused(f"--{flag} {value}: must be at least 1")
         mesh = make_mesh(self.mesh, 0)
         config, model, tokenizer = load_run(self.run, mesh, self.checkpoint)
         corpus = corpora.load_corpus(*train.text_of(config))
-        n, asked = self.num_samples, None
+        sampler = dataclasses.replace(train.sampler_of(config), grid=self.grid, form=self.form)
+        chosen = dict(steps=self.steps, w=self.w, cfg=self.cfg, gamma=self.gamma)
+        sampler = dataclasses.replace(sampler, **{k: v for k, v in chosen.items() if v is not None})
+        n, asked = self.num_samples or config.num_samples, None
         if corpus.has_sources:
-            n, asked = (
-                min(n, len(corpus.validation.s)),
-                train.Asked(load_embedder(self.run, config, corpus, mesh), corpus.validation),
-            )
+            n = min(n, len(corpus.validation.s))
+            asked = train.Asked(load_embedder(self.run, config, corpus, mesh), corpus.validation)
         begun = time.time()
         with jax.set_mesh(mesh):
-            texts = train.sample_texts(config, self.sampler, model, tokenizer, n, jax.random.key(self.seed), mesh, asked)
-        settings = dataclasses.asdict(self.sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
+            texts = train.sample_texts(config, sampler, model, tokenizer, n, jax.random.key(self.seed), mesh, asked)
+        settings = dataclasses.asdict(sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
         out = self.out or self.run / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
         runs.write_texts(out, train.as_records(corpus, texts))
         print(train.report(corpus, texts))
@@ -140,7 +152,7 @@ class Speed:
         slots = train.slots_of(config)
         draws, drop = train.draw(config, key, jnp.arange(n), length, self.embedding, slots.group)
         batch = jax.jit(embedder.__call__)(rows, drop)
-        optimizer = train.optimizer_of(config)
+        optimizer = train.optimizer_of(config, train.in_one_piece(mesh))
         state = train.State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
         scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
 
@@ -152,7 +164,7 @@ class Speed:
         def gradient(model, batch, draws):
             return jax.grad(lambda model: losses.token_losses(model, batch, draws, slots, **scales).mean())(model)
 
-        steps_16 = partial(samplers.sample.__wrapped__, w=1.0, gamma=1.0)
+        steps_16, keys = partial(samplers.sample.__wrapped__, w=1.0, gamma=1.0), jax.random.split(key, n)
         parts = {
             "forward": (forward, (model, batch, draws)),
             "forward, denoising only": (ELF.denoise, (model, batch.x, batch.x, draws.t, draws.w)),
@@ -160,7 +172,7 @@ class Speed:
             "encoder": (data.Embedder.__call__, (embedder, rows, drop)),
             "optimizer": (optimizer.update, (model, state.optimizer, model)),
             "whole step": (train.make_step(config, optimizer, jnp.float32, mesh), (state, embedder, rows, key)),
-            "sampling, 16 steps": (steps_16, (model, batch.x, samplers.uniform_grid(16), key)),
+            "sampling, 16 steps": (steps_16, (model, batch.x, samplers.uniform_grid(16), keys)),
         }
         calls, compile_seconds = {}, {}
         for name, (function, args) in parts.items():

@@ -196,9 +196,9 @@ def t5_from_config(config: Mapping, key: PRNGKeyArray, unroll: int = 1) -> T5Enc
         heads=config["num_heads"],
         head_dim=config["d_kv"],
         inner=config["d_ff"],
-        gated=config["feed_forward_proj"].startswith("gated"),
+        gated=config.get("feed_forward_proj", "relu").startswith("gated"),
         buckets=config["relative_attention_num_buckets"],
-        max_distance=config["relative_attention_max_distance"],
+        max_distance=config.get("relative_attention_max_distance", 128),
         unroll=unroll,
         key=key,
     )
@@ -209,6 +209,7 @@ def load_t5(directory: Path) -> T5Encoder:
     config = json.loads((directory / "config.json").read_text())
     like = jax.eval_shape(lambda: t5_from_config(config, jax.random.key(0)))
     tensors = load_file(directory / "model.safetensors")
+    tensors = {k: v for k, v in tensors.items() if not k.startswith(("decoder.", "lm_head."))}  # of whole T5s
     tensors.pop("encoder.embed_tokens.weight", None)  # a copy of shared.weight
     leaves: dict[str, list] = {}
     for name, key, _, transposed in t5_tensors(like):

@@ -1,9 +1,10 @@
 """From noise to tokens: time grids, ODE and SDE steps, one scan, one decode.
 
     ts = logit_normal_grid(key, steps=64)
-    s = sample(model, z0, ts, key, w=3.0, gamma=1.5)
+    s = sample(model, z0, ts, keys, w=3.0, gamma=1.5)   # z0: noise, already of the scale it had in training
 
-Guidance scales, γ, grids and keys are traced: sweeping them does not recompile. γ = 0 is the ODE.
+Guidance scales, γ, grids and keys are traced: sweeping them does not recompile. γ = 0 is the ODE. Every row has a key of its own,
+so a sample does not depend on the others beside it.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from losses import logit_normal, velocity
 
@@ -84,7 +85,7 @@ def flow(
     z0: State,
     ts: Float[Array, " T"],
     gamma: Scalar,
-    key: PRNGKeyArray,
+    keys: Key[Array, " N"],
     *,
     noise_scale: Scalar = 2.0,
     released: bool = False,
@@ -93,15 +94,15 @@ def flow(
 
     def body(carry, inputs):
         z, x_prev = carry
-        t, t_next, gamma, key = inputs
-        eps = noise_scale * jax.random.normal(key, z.shape)
+        i, t, t_next, gamma = inputs
+        eps = noise_scale * jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, i), z.shape[1:]))(keys)
         z, x_hat = step(denoise, z, x_prev, t, t_next, gamma, eps, released=released)
         return (z, x_hat), x_hat
 
     steps = len(ts) - 1
     gammas = jnp.full(steps, gamma).at[-1].set(0.0)
     carry = (z0, jnp.zeros_like(z0))
-    (z, _), path = jax.lax.scan(body, carry, (ts[:-1], ts[1:], gammas, jax.random.split(key, steps)))
+    (z, _), path = jax.lax.scan(body, carry, (jnp.arange(steps), ts[:-1], ts[1:], gammas))
     return z, path
 
 
@@ -123,7 +124,7 @@ def sample(
     model,
     z0: State,
     ts: Float[Array, " T"],
-    key: PRNGKeyArray,
+    keys: Key[Array, " N"],
     given: Given | None = None,
     *,
     w: Scalar,
@@ -133,5 +134,5 @@ def sample(
 ) -> Int[Array, "N L"]:
     """Noise z0 to tokens (Alg. 5), after a condition if there is one."""
     denoise = denoiser(model, w) if given is None else prefix_denoiser(model, w, *given, released=released)
-    z, _ = flow(denoise, z0, ts, gamma, key, noise_scale=noise_scale, released=released)
+    z, _ = flow(denoise, z0, ts, gamma, keys, noise_scale=noise_scale, released=released)
     return decode(model, z, w)

@@ -102,7 +102,7 @@ class TrainConfig:
     process_id: int = 0
     """Which of them this is."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type; auto is bfloat16 on TPU and GPU and float32 on CPU. State is always float32."""
+    """Compute type of training; auto is bfloat16 on TPU and GPU and float32 on CPU. State and sampling are always float32."""
     remat: bool = False
     """Recompute activations in the backward pass to save memory."""
     seed: int = 0
@@ -174,7 +174,7 @@ SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, st
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
 # Texts of one's own, with a network for a TPU and for a desk.
-OWN = replace(DE_EN, pack=True, steps=100_000, num_samples=1_000)
+OWN = replace(OWT, length=128, source_length=64, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0)
 OWN_AT_A_DESK = replace(
     OWN, batch=32, steps=10_000, learning_rate=0.005, warmup_steps=500, schedule="cosine", ema=0.999, num_samples=256
 )
@@ -188,7 +188,7 @@ def preset(model: str | None, corpus: str | None) -> TrainConfig:
     own = OWN if model in OWT_EPOCHS else replace(OWN_AT_A_DESK, model="desk")
     chosen = PRESETS.get(corpus, own)
     model = model or chosen.model
-    steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus.startswith("owt") else chosen.steps
+    steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus in ("owt", "owt-t5") else chosen.steps
     return replace(chosen, data=corpus, model=model, steps=steps)
 
 

@@ -158,6 +158,11 @@ def best_unroll(config: TrainConfig, mesh: Mesh) -> int:
     return SIZES[config.model]["depth"] if platform(mesh) == "cpu" else 1
 
 
+def in_one_piece(mesh: Mesh) -> bool:
+    """Whether Muon's rounds are written out: faster on one CPU device, slow to compile elsewhere."""
+    return platform(mesh) == "cpu" and mesh.size == 1
+
+
 def compute_type(config: TrainConfig, mesh: Mesh) -> str:
     automatic = "float32" if platform(mesh) == "cpu" else "bfloat16"
     return automatic if config.precision == "auto" else config.precision
@@ -273,18 +278,18 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    steps: int = 64
-    """Steps from noise to data."""
-    w: float = 1.0
-    """Self-conditioning guidance scale."""
-    cfg: float = 2.0
-    """Guidance scale of the condition, where the data has one."""
-    gamma: float = 1.0
-    """Noise re-injected at every step; 0 is the ODE."""
+    """How texts are sampled; the meaning of each is told in settings.py and eval.py."""
+
+    steps: int
+    w: float
+    cfg: float
+    gamma: float
     grid: Literal["logit-normal", "uniform"] = "logit-normal"
-    """Times of the steps."""
     form: Literal["paper", "released"] = "paper"
-    """Whose SDE step: the paper's Alg. 6 or the released code's."""
+
+
+def sampler_of(config: TrainConfig) -> Sampler:
+    return Sampler(config.sample_steps, config.w, config.cfg, config.gamma)
 
 
 def sample_texts(
@@ -304,18 +309,25 @@ def sample_texts(
         ts = samplers.logit_normal_grid(jax.random.fold_in(key, 0), sampler.steps, config.t_mean, config.t_std)
     settings = dict(w=sampler.w, gamma=sampler.gamma, noise_scale=config.noise_scale, released=sampler.form == "released")
     size = min(16, -(-n // mesh.size)) * mesh.size
-    shape = (size, config.length, model.unembed.weight.shape[0])
-    noise = jax.jit(lambda key: config.noise_scale * jax.random.normal(key, shape), out_shardings=by_row(mesh))
+    shape = (config.length, model.unembed.weight.shape[0])
+
+    @partial(jax.jit, out_shardings=by_row(mesh))
+    def draw_noise(first):
+        """Of each sample, by its number: the same whatever the batch and the mesh."""
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, 1 + i)))(first + jnp.arange(size))
+        z0 = jax.vmap(lambda k: config.noise_scale * jax.random.normal(k, shape))(keys[:, 0])
+        return z0, keys[:, 1]
+
     model, ts = replicate((model, ts), mesh)
     texts = []
     for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_chief()):
-        z_key, sde_key = replicate(jax.random.split(jax.random.fold_in(key, 1 + start)), mesh)
+        z0, keys = draw_noise(start)
         given, prefix = None, None
         if asked:
             chosen = np.arange(start, start + size) % len(asked.rows.s)
             batch = jax.jit(data.Embedder.__call__)(asked.embedder, place_rows(asked.rows, chosen, mesh), jnp.zeros(size, bool))
             given, prefix = samplers.Given(batch.x, batch.prefix, sampler.cfg), asked.rows.prefix[chosen]
-        tokens = samplers.sample(model, noise(z_key), ts, sde_key, given, **settings)
+        tokens = samplers.sample(model, z0, ts, keys, given, **settings)
         texts += corpora.texts_of(fetch(tokens), tokenizer, prefix)
     return texts[:n]
 
@@ -363,7 +375,9 @@ def prepare(config: TrainConfig) -> tuple[corpora.Corpus, data.Embedder]:
     if len(corpus.rows.s) < config.batch:
         raise Refused(f"--batch {config.batch} is larger than the corpus of {len(corpus.rows.s)} rows")
     encoder = data.load_encoder(config.encoder, corpus, config.cache)
-    return corpus, data.make_embedder(encoder, corpus.rows)
+    if (statistics := config.directory / "embedding.npz").exists():
+        return corpus, data.Embedder(encoder, *map(jnp.asarray, np.load(statistics).values()))
+    return corpus, data.make_embedder(encoder, corpus.rows, by_channel=config.encoder == "scratch")
 
 
 def huge_pages():
@@ -473,7 +487,7 @@ def train(config: TrainConfig) -> State:
             runs.write_config(config.directory, config.as_json())
             np.savez(config.directory / "embedding.npz", mean=embedder.mean, std=embedder.std)
             corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
-    optimizer, dtype = optimizer_of(config), compute_type(config, mesh)
+    optimizer, dtype = optimizer_of(config, in_one_piece(mesh)), compute_type(config, mesh)
     unroll = best_unroll(config, mesh)
     state = state_maker(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh, unroll)()
     checkpoints = runs.open_checkpoints(config.directory, config.keep)
@@ -484,7 +498,7 @@ def train(config: TrainConfig) -> State:
     embedder = replicate(data.compute_in(embedder, dtype), mesh)
     train_key, validation_key = replicate((train_key, validation_key), mesh)
     validation_loss = jax.jit(lambda *args: make_loss(config, dtype)(*args)[1], out_shardings=everywhere(mesh))
-    sampler = Sampler(config.sample_steps, config.w, config.cfg, config.gamma)
+    sampler = sampler_of(config)
     asked = Asked(embedder, corpus.validation) if corpus.has_sources else None
 
     def load(i):

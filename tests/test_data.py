@@ -88,12 +88,15 @@ def test_embeddings_are_normalised_and_padding_is_invisible(stories):
     config = data.SCRATCH | dict(vocab_size=len(stories.tokenizer), d_model=16, d_ff=16, d_kv=4)
     encoder = pretrained.t5_from_config(config, jax.random.key(0))
     rows = Rows(*(np.asarray(a[:400], np.int32) for a in stories.rows))
-    embedder = data.make_embedder(encoder, rows, chunk=100)
+    embedder = data.make_embedder(encoder, rows, by_channel=True, chunk=100)
     keep = jnp.zeros(400, bool)
     x = embedder(Rows(*map(jnp.asarray, rows)), keep).x
     text = x[np.arange(30) < rows.length[:, None]]
     assert_allclose(text.mean(0), 0, atol=1e-3)
     assert_allclose(text.std(0), 1, atol=1e-3)
+    whole = data.make_embedder(encoder, rows, by_channel=False, chunk=100)
+    assert_allclose(whole(Rows(*map(jnp.asarray, rows)), keep).x[np.arange(30) < rows.length[:, None]].std(), 1, atol=1e-3)
+    assert len(np.unique(whole.std)) == 1
     s = rows.s[:1]
     n = int(rows.length[0])
     other = s.copy()

@@ -42,7 +42,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
     last = "encoder.final_layer_norm.weight"
     for tensors, complaint in [
         ({k: v for k, v in good.items() if k != last}, last),
-        (good | {"decoder.block.0.weight": np.zeros(2, np.float32)}, "decoder.block.0.weight"),
+        (good | {"encoder.block.9.weight": np.zeros(2, np.float32)}, "encoder.block.9.weight"),
         (good | {last: np.ones(7, np.float32)}, r"norm.weight has shape \(7,\)"),
     ]:
         save_file(tensors, file)

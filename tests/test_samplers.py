@@ -45,13 +45,14 @@ def test_guidance_by_a_prefix_matches_the_released_one(golden, golden_model, for
 
 def test_the_jitted_scan_is_the_loop_and_sweeps_do_not_recompile(golden, golden_model):
     g = golden("samplers")
-    z0, key = jnp.asarray(g["z0"]), jax.random.key(0)
+    z0 = jnp.asarray(g["z0"])
+    keys = jax.random.split(jax.random.key(0), len(z0))
     samplers.sample.clear_cache()
-    tokens = samplers.sample(golden_model, z0, jnp.asarray(g["ts"]), key, w=float(g["w"]), gamma=0.0)
+    tokens = samplers.sample(golden_model, z0, jnp.asarray(g["ts"]), keys, w=float(g["w"]), gamma=0.0)
     assert_array_equal(tokens, g["ode_tokens"])
     for w, gamma, seed in [(0.5, 1.0, 1), (5.0, 2.0, 2)]:
         ts = samplers.logit_normal_grid(jax.random.key(seed), len(g["ts"]) - 1)
-        samplers.sample(golden_model, z0, ts, jax.random.key(seed), w=w, gamma=gamma)
+        samplers.sample(golden_model, z0, ts, keys, w=w, gamma=gamma)
     assert samplers.sample._cache_size() == 1
 
 
@@ -62,7 +63,7 @@ def test_exact_denoiser_reaches_the_data_on_every_grid(steps, gamma, released):
     """If x_hat is exact, ODE and SDE end at x whatever the steps and γ."""
     x, z0 = jax.random.normal(jax.random.key(0), (2, 3, 5, 4))
     for ts in (samplers.uniform_grid(steps), samplers.logit_normal_grid(jax.random.key(1), steps)):
-        z, path = samplers.flow(lambda *_: x, 2 * z0, ts, gamma, jax.random.key(2), released=released)
+        z, path = samplers.flow(lambda *_: x, 2 * z0, ts, gamma, jax.random.split(jax.random.key(2), len(x)), released=released)
         assert_allclose(z, x, atol=1e-5)
         assert path.shape == (steps, *x.shape)
 
@@ -79,7 +80,7 @@ def test_self_conditioning_is_the_previous_prediction_and_zero_at_first():
         jax.debug.callback(lambda p: seen.append(float(p[0, 0, 0])), x_prev, ordered=True)
         return x_prev + 1
 
-    samplers.flow(spy, jnp.zeros((1, 1, 1)), samplers.uniform_grid(4), 0.0, jax.random.key(0))
+    samplers.flow(spy, jnp.zeros((1, 1, 1)), samplers.uniform_grid(4), 0.0, jax.random.split(jax.random.key(0), 1))
     jax.effects_barrier()
     assert seen == [0, 1, 2, 3]
 
@@ -88,5 +89,14 @@ def test_a_prefix_stays_clean_even_when_noise_is_injected(golden_model):
     x, z0 = jax.random.normal(jax.random.key(0), (2, 2, 16, 24))
     prefix = jnp.arange(16) < jnp.array([[3], [5]])
     denoise = samplers.prefix_denoiser(golden_model, 1.0, x, prefix, 2.0)
-    z, _ = samplers.flow(denoise, jnp.where(prefix[..., None], x, z0), samplers.uniform_grid(3), 2.0, jax.random.key(1))
+    keys = jax.random.split(jax.random.key(1), 2)
+    z, _ = samplers.flow(denoise, jnp.where(prefix[..., None], x, z0), samplers.uniform_grid(3), 2.0, keys)
     assert_allclose(z[prefix], x[prefix], atol=1e-5)
+
+
+def test_a_sample_does_not_depend_on_those_beside_it(golden_model):
+    z0, keys = jax.random.normal(jax.random.key(0), (4, 16, 24)), jax.random.split(jax.random.key(1), 4)
+    denoise = samplers.denoiser(golden_model, 1.0)
+    all_four, _ = samplers.flow(denoise, z0, samplers.uniform_grid(3), 1.0, keys)
+    alone, _ = samplers.flow(denoise, z0[2:3], samplers.uniform_grid(3), 1.0, keys[2:3])
+    assert_allclose(all_four[2:3], alone, atol=1e-4)

@@ -1,0 +1,75 @@
+"""Tasks with a source: the embedded ones, and a run on pairs from a file."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+import corpora
+import data
+import eval
+import grammar
+import metrics
+import pretrained
+import tasks
+import train
+
+
+@pytest.mark.parametrize("name, types", [("translate", 300), ("summarize", 80)])
+def test_a_source_has_one_answer_and_both_are_rich(name, types):
+    pairs = tasks.write_pairs(tasks.TASKS[name], 20_000, seed=1)
+    answers = dict(pairs)
+    assert all(answers[source] == text for source, text in pairs)
+    assert len(answers) > 19_900
+    assert pairs[:3] == tasks.write_pairs(tasks.TASKS[name], 3, seed=1)
+    for side in zip(*pairs, strict=True):
+        assert len({word for text in side for word in grammar.split(text)}) > types
+
+
+def test_german_has_another_word_order():
+    german, english = tasks.write_pairs(tasks.translate, 1, seed=1)[0]
+    assert german == "Früher baute der ernste Arzt den weißen Spiegel im Museum, weil er vorsichtig war."
+    assert english == "Earlier the serious doctor built the white mirror in the museum because he was careful."
+
+
+def test_scores_of_answers():
+    answers = ["the cat sat on the mat .", "a dog barks in the yard ."]
+    perfect = metrics.task_scores(answers, answers)
+    assert perfect["BLEU"] == pytest.approx(100) and perfect["ROUGE-L"] == 100 and perfect["exact matches"] == 1
+    nothing = metrics.task_scores(["", ""], answers)
+    assert nothing["BLEU"] == nothing["ROUGE-L"] == nothing["exact matches"] == 0
+    assert "case:lc" in metrics.bleu(answers, answers)[1]
+    assert metrics.mean_and_error([1.0, 2.0, 3.0]) == pytest.approx((2, 1 / 3**0.5))
+
+
+@pytest.fixture(scope="module")
+def answered(small, tmp_path_factory):
+    """A run on pairs from a file, with an encoder and its tokenizer in a directory."""
+    place = tmp_path_factory.mktemp("pairs")
+    pairs = tasks.write_pairs(tasks.summarize, 200, seed=0)
+    (place / "pairs.jsonl").write_text("".join(json.dumps(dict(source=s, target=t)) + "\n" for s, t in pairs))
+    words = corpora.word_tokenizer(part for pair in pairs for part in pair)
+    config = data.SCRATCH | dict(vocab_size=len(words), d_model=16, d_ff=16, d_kv=4, num_layers=1)
+    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), config, place / "encoder")
+    words.save_pretrained(place / "encoder")
+    changes = dict(data=str(place / "pairs.jsonl"), encoder=str(place / "encoder"), runs=place, name="run")
+    config = dataclasses.replace(small, **changes, length=58, source_length=43, steps=10, save_every=5, num_samples=5)
+    return config, train.train(config)
+
+
+def test_a_run_with_sources_answers_held_out_ones(answered, capsys):
+    config, _ = answered
+    lines = [json.loads(line) for line in (config.directory / "samples" / "final.jsonl").open()]
+    assert len(lines) == 2  # every hundredth of 200
+    assert lines[0]["reference"].startswith("On ") and lines[0]["source"].startswith("The ")
+    eval.Samples(config.directory, steps=2, cfg=1.0)()
+    said = capsys.readouterr().out
+    for words in ("BLEU", "ROUGE-L", "exact matches", "nrefs:1|case:lc|eff:yes"):
+        assert words in said
+
+
+def test_a_run_with_sources_continues(answered):
+    config, state = answered
+    again = train.train(config)
+    assert int(again.step) == 10
