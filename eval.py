@@ -1,7 +1,9 @@
 """Measure ELF.
 
-python eval.py samples --run runs/stories-desk --w 2       sample texts from a run and score them
-python eval.py speed --model desk                          seconds, tokens/s and memory of a size on this machine
+    python eval.py samples --run runs/stories-desk --w 2       sample texts from a run and score them
+    python eval.py speed --model desk                          seconds, tokens/s and memory of a size on this machine
+
+The numbers are printed, and what was sampled is written to files.
 """
 
 import dataclasses

@@ -18,8 +18,7 @@ class TrainConfig:
     model: str
     """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk-m, desk, tiny)."""
     data: str
-    """What to train on: stories, translate or summarize (embedded); owt, de-en or xsum (from the hub, or with -t5 the authors'
-    tokens); or a file, a directory or a name on the hub."""
+    """Texts: stories, translate, summarize (embedded); owt, de-en, xsum (hub; -t5: as released); or file, directory, hub name."""
     name: str = ""
     """Name of the run, which lives in <runs>/<name>; by default data-model."""
     runs: Path = Path("runs")
