@@ -10,12 +10,12 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Integer
@@ -35,7 +35,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorc
 SENTINELS = 8
 GRAMMARS = {"stories": STORIES}
 EMBEDDED = {**GRAMMARS, **TASKS}
-FORMAT = 1  # of the files below; another number prepares all corpora anew
+FORMAT = 2  # of the files below; another number prepares all corpora anew
+Split = Literal["validation", "test"]
 
 
 class Rows(NamedTuple):
@@ -63,9 +64,11 @@ class Corpus:
     """A name for the content."""
     rows: Rows
     validation: Rows
-    """Rows that are not trained on."""
+    """Rows that are not trained on: of the split for validation, or for testing if that was asked for."""
     held_out: list[Example]
     """Texts that they were made of."""
+    split: Split
+    """Which of the two they are of."""
     tokenizer: Any
     counts: dict[str, dict[str, int]]
     """Rows in each split, and what was cut or left out."""
@@ -81,8 +84,12 @@ class Corpus:
         parts = [f"{n:,} {what}" for what, n in self.counts["train"].items() if n]
         return f"{', '.join(parts)}; {self.counts['validation']['rows']:,} held out; {len(self.tokenizer):,} kinds of tokens"
 
+    def fingerprint(self) -> str:
+        """What tells that the rows are those of an earlier time."""
+        return digest([len(self.rows.s), hashlib.sha256(np.ascontiguousarray(self.rows.s[:1_000])).hexdigest()])
 
-def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path) -> Corpus:
+
+def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path, split: Split = "validation") -> Corpus:
     """The rows of a corpus in the tokens of a tokenizer (a directory, or a name on the hub); grammars bring their own."""
     embedded = name in EMBEDDED
     if embedded:
@@ -93,13 +100,15 @@ def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path) -> Corpu
     directory = cache / f"rows-{digest([FORMAT, name, layout, identity])}"
     with only_one(directory) as place:
         if place and embedded:
-            written = dict(train=write_embedded(name, 100_000, seed=1), validation=write_embedded(name, 2_000, seed=2))
-            words = word_tokenizer(part for example in written["train"] for part in example if part)
-            prepare(place, {split: lambda told, split=split: written[split] for split in written}, words, layout)
+            sizes = dict(train=100_000, validation=2_000, test=2_000)
+            written = {part: write_embedded(name, n, seed) for seed, (part, n) in enumerate(sizes.items(), 1)}
+            words = word_tokenizer(text for example in written["train"] for text in example if text)
+            prepare(place, {part: lambda told, part=part: written[part] for part in written}, words, layout)
         elif place:
-            texts = {split: partial(sources.stream, name, files, split) for split in ("train", "validation")}
+            parts = ["train", "validation", *(["test"] if "test" in files else [])]
+            texts = {part: partial(sources.stream, name, files, part) for part in parts}
             prepare(place, texts, load_tokenizer(tokens), layout)
-    corpus = read_corpus(directory, layout, GRAMMARS.get(name))
+    corpus = read_corpus(directory, layout, GRAMMARS.get(name), split)
     for what, flag in (("texts", "--length"), ("sources", "--source-length")):
         if embedded and (cut := corpus.counts["train"].get(f"{what} cut")):
             raise Refused(f"{cut:,} {what} of {name} do not fit into rows of {layout.length}: raise {flag}")
@@ -117,8 +126,8 @@ def digest(what) -> str:
 
 
 def content_of(files: Iterable[Path]) -> list:
-    """What tells that files are still the same, without reading them."""
-    return sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    """What tells that files are still the same, without reading them; downloads from the hub link to a name that tells it."""
+    return sorted((str(f), f.stat().st_size, f.resolve().name if f.is_symlink() else f.stat().st_mtime_ns) for f in files)
 
 
 @contextmanager
@@ -142,44 +151,52 @@ def only_one(directory: Path) -> Iterator[Path | None]:
 
 def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Example]]], tokenizer, layout: Layout):
     """Write what `read_corpus` reads. `texts` gives those of a split, and counts what it leaves out."""
-    counts = {split: Counter(rows=0) for split in texts}
-    held_out = []
-
-    def noted(examples):
-        for example in examples:
-            held_out.append(example)
-            yield example
-
+    if tokenizer.eos_token_id is None:
+        raise Refused("the tokenizer has no EOS, by which texts are ended: give another by --tokenizer")
+    counts, with_sources = {split: Counter(rows=0) for split in texts}, set()
     for split, told in counts.items():
-        examples = texts[split](told)
+        examples = kept(texts[split](told), directory / f"{split}.texts", tokenizer, write=split != "train")
         with (directory / f"{split}.s").open("wb") as s, (directory / f"{split}.ends").open("wb") as ends:
-            for some in to_rows(noted(examples) if split == "validation" else examples, tokenizer, layout, told):
+            for some in to_rows(examples, tokenizer, layout, told):
                 some.s.astype(token_type(tokenizer)).tofile(s)
                 np.stack([some.length, some.prefix], axis=1).astype(np.int32).tofile(ends)
                 told["rows"] += len(some.s)
+                with_sources |= {bool(prefix) for prefix in some.prefix[:1]}
         if not told["rows"]:
-            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; lower --length")
-    with (directory / "held_out.jsonl").open("w") as file:
-        for example in held_out:
-            readable = [
-                part if isinstance(part, str | None) else tokenizer.decode(part, skip_special_tokens=True) for part in example
-            ]
-            file.write(json.dumps(Example(*readable)._asdict(), ensure_ascii=False) + "\n")
+            remedy = "lower --length" if layout.pack else "give more texts; of fewer than 100, none is held out by itself"
+            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; {remedy}")
+        if len(with_sources) > 1:
+            raise Refused(f"texts have sources in one split and none in another ({', '.join(texts)}): give all of them sources")
     tokenizer.save_pretrained(directory / "tokenizer")
     (directory / "counts.json").write_text(json.dumps(counts, indent=2) + "\n")
 
 
-def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None) -> Corpus:
+def kept(examples: Iterable[Example], file: Path, tokenizer, *, write: bool) -> Iterator[Example]:
+    """The same, written on the way in words if asked for."""
+    with file.open("w", encoding="utf-8") if write else nullcontext() as out:
+        for example in examples:
+            if write:
+                words = example.readable or [
+                    part if isinstance(part, str | None) else tokenizer.decode(part, skip_special_tokens=True)
+                    for part in (example.text, example.source)
+                ]
+                out.write(json.dumps(dict(zip(("text", "source"), words, strict=True)), ensure_ascii=False) + "\n")
+            yield example
+
+
+def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None, split: Split = "validation") -> Corpus:
     counts = json.loads((directory / "counts.json").read_text())
     tokenizer = load_tokenizer(directory / "tokenizer")
+    if split not in counts:
+        raise Refused(f"--split {split}: the data has none; there are {', '.join(counts)}")
 
     def rows(split):
         n = counts[split]["rows"]
         ends = np.memmap(directory / f"{split}.ends", np.int32, "r", shape=(n, 2))
         return Rows(np.memmap(directory / f"{split}.s", token_type(tokenizer), "r", shape=(n, layout.length)), *ends.T)
 
-    held_out = [Example(**json.loads(line)) for line in (directory / "held_out.jsonl").open()]
-    return Corpus(directory.name, rows("train"), rows("validation"), held_out, tokenizer, counts, rules)
+    held_out = [Example(**json.loads(line)) for line in (directory / f"{split}.texts").open(encoding="utf-8")]
+    return Corpus(directory.name, rows("train"), rows(split), held_out, split, tokenizer, counts, rules)
 
 
 def tokenizer_place(name: str) -> Path:
@@ -191,7 +208,10 @@ def tokenizer_place(name: str) -> Path:
 def load_tokenizer(directory: Path):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory)
+    try:
+        return AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError) as error:
+        raise Refused(f"{directory}: no tokenizer can be read there ({str(error).splitlines()[0][:200]})") from None
 
 
 def token_type(tokenizer):
@@ -203,11 +223,11 @@ def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counte
     eos, rest = tokenizer.eos_token_id, np.zeros(0, np.int32)
     ahead = iter(tqdm(examples, desc="tokenising", unit=" texts", unit_scale=True, leave=False))
     while some := list(islice(ahead, at_once)):
-        texts, given = (to_tokens(column, tokenizer) for column in zip(*some, strict=True))
+        texts, given = (to_tokens([example[i] for example in some], tokenizer) for i in range(2))
         if given[0] is not None and not layout.source:
             raise Refused("the data has sources: say by --source-length how many tokens they may take")
         if layout.pack and given[0] is None:
-            rows, rest = pack_rows(texts, layout.length, eos, rest)
+            rows, rest = pack_rows(texts, layout.length, eos, rest, as_given=not isinstance(some[0].text, str))
             yield rows
         else:
             yield pad_rows(texts, given, layout, eos, told)
@@ -216,8 +236,11 @@ def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counte
 def to_tokens(texts: Sequence[str | list[int] | None], tokenizer) -> list[list[int] | None]:
     if isinstance(texts[0], str):
         return tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    if texts[0] is not None and not 0 <= min(map(min, texts)) <= max(map(max, texts)) < len(tokenizer):
-        raise Refused(f"the data has token {max(map(max, texts))}, and the tokenizer {len(tokenizer)}: made for another encoder?")
+    if texts[0] is not None:
+        least, most = min(map(min, texts)), max(map(max, texts))
+        if least < 0 or most >= len(tokenizer):
+            odd = least if least < 0 else most
+            raise Refused(f"the data has token {odd}, and the tokenizer {len(tokenizer)}: made for another encoder?")
     return list(texts)
 
 
@@ -240,9 +263,14 @@ def ended(tokens: list[int], most: int, eos: int, told: Counter, cut: str) -> li
     return [*tokens[: most - 1], eos]
 
 
-def pack_rows(texts: Sequence[list[int]], length: int, eos: int, rest: np.ndarray) -> tuple[Rows, np.ndarray]:
-    """Texts end to end after `rest`, an EOS after each, cut into full rows; and what is left over."""
-    texts = (text if len(text) == length or text[-1:] == [eos] else [*text, eos] for text in texts)  # packed or ended already
+def pack_rows(
+    texts: Sequence[list[int]], length: int, eos: int, rest: np.ndarray, as_given: bool = False
+) -> tuple[Rows, np.ndarray]:
+    """Texts end to end after `rest`, an EOS after each, cut into full rows; and what is left over.
+
+    Given as tokens, a text of a full row's length was packed already, and one may have its EOS already.
+    """
+    texts = (text if as_given and (len(text) == length or text[-1] == eos) else [*text, eos] for text in texts)
     stream = np.concatenate([rest, np.fromiter(chain.from_iterable(texts), np.int32)])
     n = len(stream) // length
     rows = Rows(stream[: n * length].reshape(n, length), np.full(n, length, np.int32), np.zeros(n, np.int32))

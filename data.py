@@ -1,5 +1,6 @@
 """Rows of tokens to batches, and batches to clean embeddings x; the encoders that make them."""
 
+import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,9 +16,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 import scratch
-from corpora import EMBEDDED, SENTINELS, Corpus, Layout, Rows, digest, load_corpus, load_tokenizer, only_one, tokenizer_place
+from corpora import EMBEDDED, Corpus, Layout, Rows, digest, load_corpus, load_tokenizer, only_one, tokenizer_place
 from errors import Refused
-from hub import fetch
+from hub import fetch, fetch_network
 from losses import Batch
 from pretrained import T5_CONFIGS, T5Encoder, load_t5, save_t5, t5_from_config
 
@@ -82,7 +83,7 @@ def compute_in(embedder: Embedder, dtype) -> Embedder:
 
 
 def make_embedder(encoder: T5Encoder, rows: Rows, *, by_channel: bool, sample: int = 4096, chunk: int = 64) -> Embedder:
-    """Statistics over the tokens of the first rows, padding left out: of each channel, or the same for all of them.
+    """Statistics over the tokens of rows from all over, padding left out: of each channel, or the same for all of them.
 
     The paper has the first for encoders from scratch. For T5-small the second comes to the released mean of 0 and std of 0.2.
     """
@@ -96,14 +97,39 @@ def make_embedder(encoder: T5Encoder, rows: Rows, *, by_channel: bool, sample: i
         x = jnp.where(valid, raw(part, jnp.zeros(len(part.s), bool)).x, 0.0)
         return jnp.stack([x.sum((0, 1)), (x**2).sum((0, 1))])
 
-    for start in range(0, min(sample, len(rows.s)) // chunk * chunk or len(rows.s), chunk):
-        part = Rows(*(jnp.asarray(a[start : start + chunk], jnp.int32) for a in rows))
+    chosen = np.linspace(0, len(rows.s) - 1, min(sample, len(rows.s))).astype(int)
+    for some in np.split(chosen, range(chunk, len(chosen), chunk)):
+        part = Rows(*(jnp.asarray(a[some], jnp.int32) for a in rows))
         sums += np.asarray(moments(raw, part), np.float64)
         count += int(part.length.sum())
     sums = sums if by_channel else np.broadcast_to(sums.mean(1, keepdims=True), sums.shape)
     mean = sums[0] / count
     std = np.sqrt(np.maximum(sums[1] / count - mean**2, 1e-12))
     return Embedder(encoder, jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32))
+
+
+EMBEDDING = "embedding.json"  # in the directory of a run
+
+
+def fingerprint(encoder: T5Encoder) -> str:
+    hashes = [hashlib.sha256(np.ascontiguousarray(leaf)).hexdigest() for leaf in jax.tree.leaves(encoder)]
+    return digest(hashes)
+
+
+def describe(embedder: Embedder, corpus: Corpus) -> str:
+    """What a run keeps of its embeddings: the statistics, and what tells its encoder and rows from others."""
+    kept = dict(mean=embedder.mean.tolist(), std=embedder.std.tolist())
+    return json.dumps(kept | dict(encoder=fingerprint(embedder.encoder), rows=corpus.fingerprint())) + "\n"
+
+
+def read_embedder(encoder: T5Encoder, directory: Path, corpus: Corpus | None = None) -> Embedder:
+    """The embedder of a run. Another encoder than it was trained with is refused, and so are other rows if they are given."""
+    kept = json.loads((directory / EMBEDDING).read_text())
+    if kept["encoder"] != fingerprint(encoder):
+        raise Refused(f"{directory} was trained with another encoder than this one: give it the same again")
+    if corpus and kept["rows"] != corpus.fingerprint():
+        raise Refused(f"{directory} was trained on other rows than --data now gives: choose another --name, or restore the data")
+    return Embedder(encoder, jnp.asarray(kept["mean"]), jnp.asarray(kept["std"]))
 
 
 # The encoder of the embedded corpora: a small T5, and how it is trained. ELF learns fast where words of one kind lie together and
@@ -124,28 +150,31 @@ SCRATCH = dict(
 RECIPE = dict(steps=2_000, batch=32, learning_rate=1e-2, density=0.5, mean_span=3.0, embed_std=0.7, seed=0)
 
 
+def scratch_config(vocab: int) -> dict[str, Any]:
+    return SCRATCH | dict(vocab_size=vocab)
+
+
 def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
     """The encoder trained on this corpus, from the cache if the same was trained before."""
-    config = SCRATCH | dict(vocab_size=len(corpus.tokenizer))
+    config = scratch_config(len(corpus.tokenizer))
     directory = cache / f"encoder-{digest([corpus.key, config, recipe, Path(scratch.__file__).read_text()])}"
     with only_one(directory) as place:
         if place:
-            sentinels = [corpus.tokenizer.convert_tokens_to_ids(f"<extra_id_{i}>") for i in range(SENTINELS)]
-            rows, lengths = lone_texts(corpus.rows)
+            sentinels = sentinels_of(corpus.tokenizer)
+            rows, lengths = scratch.texts_to_learn(corpus.rows)
             eos = corpus.tokenizer.eos_token_id
             encoder = scratch.train_encoder(rows, lengths, config, sentinels=sentinels, eos=eos, **recipe)
             save_t5(encoder, config, place)
     return load_t5(directory)
 
 
-def lone_texts(rows: Rows, most: int = 1_000_000) -> tuple[np.ndarray, np.ndarray]:
-    """What the encoder learns from: sources and texts as rows of their own, and their lengths without EOS."""
-    if not rows.prefix[0]:
-        return rows.s, rows.length - 1
-    s, length, prefix = (a[:most] for a in rows)
-    position = np.arange(max(prefix.max(), (length - prefix).max()))
-    texts = np.take_along_axis(s, np.minimum(prefix[:, None] + position, s.shape[1] - 1), axis=1)
-    return np.concatenate([s[:, : len(position)], texts]), np.concatenate([prefix, length - prefix]) - 1
+def sentinels_of(tokenizer) -> list[int]:
+    """Tokens that stand for hidden spans: T5's <extra_id_0> and so on. Padding is hidden from the encoder as token 0."""
+    known = tokenizer.get_vocab()
+    found = [known[f"<extra_id_{i}>"] for i in range(100) if f"<extra_id_{i}>" in known]
+    if not found or tokenizer.pad_token_id != 0:
+        raise Refused("--encoder scratch needs a tokenizer like T5's: with <extra_id_0> and so on, and padding as token 0")
+    return found
 
 
 def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache: Path, unroll: int = 1) -> tuple[int, Embedder]:
@@ -155,7 +184,7 @@ def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache:
     else:
         vocab = 32_100 if tokenizer in T5_CONFIGS else len(load_tokenizer(tokenizer_place(tokenizer)))
     if encoder == "scratch":
-        config = SCRATCH | dict(vocab_size=vocab)
+        config = scratch_config(vocab)
     elif encoder in T5_CONFIGS:
         config = T5_CONFIGS[encoder]
     else:
@@ -168,11 +197,13 @@ def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache:
     return vocab, jax.eval_shape(make)
 
 
-def load_encoder(name: str, corpus: Corpus, cache: Path) -> T5Encoder:
-    """`scratch`, or a Hugging Face T5: a directory, or a name on the hub."""
+def load_encoder(name: str, corpus: Corpus, cache: Path, run: Path | None = None) -> T5Encoder:
+    """`scratch`, or a Hugging Face T5: a directory, or a name on the hub. A run keeps the one that was trained for it."""
+    if name == "scratch" and run and (run / "encoder" / "config.json").exists():
+        return load_t5(run / "encoder")
     if name == "scratch":
         return scratch_encoder(corpus, cache, **RECIPE)
-    encoder = load_t5(fetch(name, "--encoder", ["config.json", "model.safetensors"]))
+    encoder = load_t5(fetch_network(name, "--encoder"))
     if len(encoder.embed) < len(corpus.tokenizer):
         raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the data's tokenizer {len(corpus.tokenizer)}")
     return encoder

@@ -1,50 +1,78 @@
-"""Measure ELF.
+"""Measure ELF, and show what it does.
 
-    python eval.py samples --run runs/stories-desk --w 2       sample texts from a run and score them
-    python eval.py speed --model desk                          seconds, tokens/s and memory of a size on this machine
+    python eval.py samples --run runs/stories-desk --w 2         sample texts, score them, write them and a page to read them
+    python eval.py table system --run RUN                        a table of the paper, our numbers beside the paper's
+    python eval.py figure guidance --run RUN                     a figure of the paper
+    python eval.py trajectory --run RUN                          texts on their way from noise, as a page with a slider
+    python eval.py compare RUN RUN …                             runs side by side
+    python eval.py speed --model desk                            seconds, tokens/s and memory of a size on this machine
 
-The numbers are printed, and what was sampled is written to files.
+A run is a directory of train.py, or a released checkpoint: a name on the hub (embedded-language-flows/ELF-B-owt) or a local copy.
+What is measured is kept with the run, so an interrupted table continues.
 """
 
 import dataclasses
-import json
-import resource
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import tyro
-from jax.sharding import Mesh
 
-import corpora
-import data
-import losses
-import pretrained
+import figures
+import generate
+import metrics
+import pages
 import runs
-import samplers
+import tables
 import train
-from elf import ELF, SIZES
+import trained
 from errors import Refused
-from mesh import everywhere, make_mesh, place_rows, replicate, shapes_on
-from settings import PRESETS, TrainConfig, config_from
+from figures import FIGURES
+from generate import Sampler
+from measure import Bench, bench_for, measure
+from mesh import make_mesh
+from speed import Speed
+from tables import TABLES
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Sample texts from a run, write them as JSON lines and print what they are worth."""
+class OfRuns:
+    """What all measurements of runs are told."""
 
-    run: Path
-    """Directory of a run."""
+    num_samples: int | None = None
+    """Texts for each measurement, by default as many as the run says; with sources, answers to at most that many."""
+    judge: str = ""
+    """A GPT-2 by name or directory, for perplexities; by default gpt2-large, or a grammar's own exact likelihood."""
+    data: str = ""
+    """What a released checkpoint was trained on (owt, de-en, xsum), if its name does not tell."""
+    encoder: str = ""
+    """T5 directory with encoder and tokenizer for a released checkpoint, if not t5-small from the hub."""
+    split: Literal["validation", "test"] = "validation"
+    """Whose sources are answered, and whose texts samples are held against."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Which of a run: the last one saved, or the one with the least loss on held-out rows."""
+    mesh: str = "1"
+    """Devices that share the work, as in train.py."""
+
+    def bench(self, run: str) -> Bench:
+        mesh = make_mesh(self.mesh, 0)
+        found = bench_for(self.load(run), mesh, self.num_samples, self.judge, self.split)
+        if found.n < 1:
+            raise Refused(f"--num-samples {found.n}: must be at least 1")
+        return found
+
+    def load(self, run: str) -> trained.Trained:
+        return trained.load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.encoder)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to sample; by default as the run says."""
+
     steps: int | None = None
-    """Steps from noise to data; like the next three, by default those of the run."""
+    """Steps from noise to data."""
     w: float | None = None
     """Self-conditioning guidance scale."""
     cfg: float | None = None
@@ -55,179 +83,162 @@ class Samples:
     """Times of the steps."""
     form: Literal["paper", "released"] = "paper"
     """Whose SDE step, and whose unguided pass where a condition guides."""
-    num_samples: int | None = None
-    """Texts to sample, by default as many as the run; with sources, answers to at most that many held-out ones."""
-    seed: int = 0
-    """Of the noise."""
-    mesh: str = "1"
-    """Devices that share the work, as in train.py."""
-    checkpoint: Literal["latest", "best"] = "latest"
-    """Which of the run: the last one saved, or the one with the least loss on held-out rows."""
-    out: Path | None = None
-    """File to write; by default samples/ in the run."""
 
-    def __call__(self):
-        for flag, value in (("num-samples", self.num_samples), ("steps", self.steps)):
-            if value is not None and value < 1:
-                raise Refused(f"--{flag} {value}: must be at least 1")
-        mesh = make_mesh(self.mesh, 0)
-        config, model, tokenizer = load_run(self.run, mesh, self.checkpoint)
-        corpus = corpora.load_corpus(*train.text_of(config))
-        sampler = dataclasses.replace(train.sampler_of(config), grid=self.grid, form=self.form)
-        chosen = dict(steps=self.steps, w=self.w, cfg=self.cfg, gamma=self.gamma)
-        sampler = dataclasses.replace(sampler, **{k: v for k, v in chosen.items() if v is not None})
-        n, asked = self.num_samples or config.num_samples, None
-        if corpus.has_sources:
-            n = min(n, len(corpus.validation.s))
-            asked = train.Asked(load_embedder(self.run, config, corpus, mesh), corpus.validation)
-        begun = time.time()
-        with jax.set_mesh(mesh):
-            texts = train.sample_texts(config, sampler, model, tokenizer, n, jax.random.key(self.seed), mesh, asked)
-        settings = dataclasses.asdict(sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
-        out = self.out or self.run / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
-        runs.write_texts(out, train.as_records(corpus, texts))
-        print(train.report(corpus, texts))
-        print(f"\n{', '.join(f'{k} {v}' for k, v in settings.items())}; {time.time() - begun:.1f} s; {out}")
+    def sampler(self, config: train.TrainConfig) -> Sampler:
+        chosen = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        sampler = dataclasses.replace(generate.sampler_of(config), **chosen)
+        if sampler.steps < 1:
+            raise Refused(f"--steps {sampler.steps}: must be at least 1")
+        return sampler
 
 
-def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> tuple[TrainConfig, ELF, object]:
-    """The configuration, averaged weights and tokenizer of a run."""
-    from transformers import AutoTokenizer
-
-    file = directory / "config.json"
-    if not file.exists():
-        raise Refused(f"--run {directory}: no run there (no config.json)")
-    config = config_from(json.loads(file.read_text()))
-    checkpoints = runs.open_checkpoints(directory, keep=None)
-    step = checkpoints.latest_step() if checkpoint == "latest" else checkpoints.best_step()
-    if step is None:
-        raise Refused(f"--run {directory}: it has no checkpoint yet")
-    tokenizer = AutoTokenizer.from_pretrained(directory / "tokenizer")
-    embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
-    unroll = train.best_unroll(config, mesh)
-    like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
-    return config, runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"], tokenizer
-
-
-def load_embedder(directory: Path, config: TrainConfig, corpus: corpora.Corpus, mesh: Mesh) -> data.Embedder:
-    """The frozen encoder of a run, with the statistics saved there."""
-    statistics = np.load(directory / "embedding.npz")
-    encoder = data.load_encoder(config.encoder, corpus, config.cache)
-    embedder = data.Embedder(encoder, jnp.asarray(statistics["mean"]), jnp.asarray(statistics["std"]))
-    return replicate(data.compute_in(embedder, train.compute_type(config, mesh)), mesh)
+Flat = tyro.conf.OmitArgPrefixes
 
 
 @dataclass(frozen=True)
-class Speed:
-    """Time the parts of a train step and of sampling on this machine, with random weights and data."""
+class Samples(OfRuns):
+    """Sample texts from a run, print what they are worth, and write them as JSON lines and as a page."""
 
-    model: str = "desk"
-    """Size of the network."""
-    length: int = 32
-    """Tokens per row."""
-    batch: int = 64
-    """Rows per step."""
-    vocab: int = 436
-    """Tokens of the vocabulary."""
-    embedding: int = 128
-    """Width of the embeddings."""
-    bottleneck: int = 128
-    """Width of the bottleneck."""
-    encoder_layers: int = 2
-    """Layers of the frozen encoder, which is as wide as the embeddings."""
-    repeats: int = 10
-    """Timed calls of each part; the median is shown."""
+    run: str = tyro.MISSING
+    """Directory of a run, or a released checkpoint."""
+    how: Flat[Settings] = Settings()
+    seed: int = 0
+    """Of the noise."""
+    out: Path | None = None
+    """File to write (.jsonl, and .html beside it); by default samples/ in the run."""
 
     def __call__(self):
-        if self.model not in SIZES:
-            raise Refused(f"--model {self.model}: unknown; known are {', '.join(SIZES)}")
-        config = dataclasses.replace(
-            PRESETS["stories"], model=self.model, length=self.length, batch=self.batch, bottleneck=self.bottleneck
-        )
-        key = jax.random.key(0)
-        mesh = make_mesh("1", self.batch)
-        unroll = train.best_unroll(config, mesh)
-        model = jax.jit(lambda: train.make_model(config, self.vocab, self.embedding, key, unroll))()
-        embedder = self.random_embedder(key)
-        n, length = self.batch, self.length
-        rows = corpora.Rows(jnp.ones((n, length), jnp.int32), jnp.full(n, length), jnp.zeros(n, jnp.int32))
-        slots = train.slots_of(config)
-        draws, drop = train.draw(config, key, jnp.arange(n), length, self.embedding, slots.group)
-        batch = jax.jit(embedder.__call__)(rows, drop)
-        optimizer = train.optimizer_of(config, train.in_one_piece(mesh))
-        state = train.State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
-        scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
-
-        def forward(model, batch, draws):
-            """All rows through the network, and those that decode through the vocabulary head."""
-            h = model.trunk(batch.x, batch.x, draws.t, draws.w, draws.t)
-            return model.predict(h), model.logits(losses.take_rows(slots.group, h, slice(0, slots.decode)))
-
-        def gradient(model, batch, draws):
-            return jax.grad(lambda model: losses.token_losses(model, batch, draws, slots, **scales).mean())(model)
-
-        steps_16, keys = partial(samplers.sample.__wrapped__, w=1.0, gamma=1.0), jax.random.split(key, n)
-        parts = {
-            "forward": (forward, (model, batch, draws)),
-            "forward, denoising only": (ELF.denoise, (model, batch.x, batch.x, draws.t, draws.w)),
-            "losses and gradients": (gradient, (model, batch, draws)),
-            "encoder": (data.Embedder.__call__, (embedder, rows, drop)),
-            "optimizer": (optimizer.update, (model, state.optimizer, model)),
-            "whole step": (train.make_step(config, optimizer, jnp.float32, mesh), (state, embedder, rows, key)),
-            "sampling, 16 steps": (steps_16, (model, batch.x, samplers.uniform_grid(16), keys)),
-        }
-        calls, compile_seconds = {}, {}
-        for name, (function, args) in parts.items():
-            begun = time.time()
-            calls[name] = partial(jax.jit(function).lower(*args).compile(), *args)
-            compile_seconds[name] = time.time() - begun
-        seconds = self.time(calls)
-        print(f"{self.model}, {n} rows of {length} tokens on {jax.device_count()} {jax.devices()[0].device_kind}")
-        print(f"{'':24}{'seconds':>10}{'forwards':>10}{'tokens/s':>12}{'compile s':>11}")
-        for name, taken in seconds.items():
-            row = f"{taken:>10.4f}{taken / seconds['forward']:>10.2f}{n * length / taken:>12,.0f}{compile_seconds[name]:>11.1f}"
-            print(f"{name:24}{row}")
-        print(f"waiting for data: {self.waiting(calls['whole step'].func, state, embedder, key, mesh):.2%} of the time of a step")
-        print(f"peak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
-
-    def time(self, calls: dict[str, Callable]) -> dict[str, float]:
-        """Median seconds of each call. They take turns, so that a busy moment of the machine falls on all alike; the first call
-        of a turn is not counted, as it has to find memory again that the others used."""
-        taken = {name: [] for name in calls}
-        for _ in range(self.repeats):
-            for name, call in calls.items():
-                jax.block_until_ready(call())
-                begun = time.time()
-                jax.block_until_ready(call())
-                taken[name].append(time.time() - begun)
-        return {name: float(np.median(times)) for name, times in taken.items()}
-
-    def waiting(self, step, state, embedder, key, mesh) -> float:
-        """Share of the time that steps wait for their rows, which come from a file by memory map as in training."""
-        with tempfile.NamedTemporaryFile() as file:
-            np.lib.format.open_memmap(file.name, "w+", np.int32, (100_000, self.length))[:] = 1
-            s = np.load(file.name, mmap_mode="r")
-            full = np.full(len(s), self.length, np.int32)
-            rows = corpora.Rows(s, full, np.zeros_like(full))
-            load = lambda i: place_rows(rows, data.batch_indices(len(s), self.batch, 0, i), mesh)  # noqa: E731
-            begun, waited, ahead = time.time(), 0.0, data.prefetched(load, 0, self.repeats)
-            for _ in range(self.repeats):
-                asked = time.time()
-                part = next(ahead)
-                waited += time.time() - asked
-                state, found = step(state, embedder, part, key)
-                jax.block_until_ready(found)
-            return waited / (time.time() - begun)
-
-    def random_embedder(self, key) -> data.Embedder:
-        sizes = dict(vocab_size=self.vocab, d_model=self.embedding, num_layers=self.encoder_layers)
-        heads = max(1, self.embedding // 64)
-        sizes |= dict(num_heads=heads, d_kv=self.embedding // heads, d_ff=4 * self.embedding, feed_forward_proj="relu")
-        encoder = pretrained.t5_from_config(data.SCRATCH | sizes, key)
-        return data.Embedder(encoder, jnp.zeros(self.embedding), jnp.ones(self.embedding))
+        bench = self.bench(self.run)
+        sampler = self.how.sampler(bench.trained.config)
+        texts, _ = measure(bench, sampler, self.seed)
+        settings = dataclasses.asdict(sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
+        out = self.out or bench.trained.directory / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
+        report = generate.report(bench.corpus, texts, bench.judge and bench.judge.score)
+        about = f"{', '.join(f'{k} {v}' for k, v in settings.items())}"
+        what, low_is_good, scores = each_score(bench, texts)
+        records = generate.as_records(bench.corpus, texts)
+        runs.write_texts(out, [record | {what: score} for record, score in zip(records, scores, strict=True)])
+        shown = [pages.Sample(r["text"], s, r.get("source"), r.get("reference")) for r, s in zip(records, scores, strict=True)]
+        title = f"{len(texts):,} samples of {bench.trained.name}"
+        page = out.with_suffix(".html")
+        runs.write_whole(page, pages.samples_page(title, f"{about}. {bench.signature}.", report, shown, what, low_is_good))
+        print(f"{report}\n\n{about}\n{bench.signature}\n{out}\n{page}")
 
 
-Command = Annotated[Samples, tyro.conf.subcommand("samples")] | Annotated[Speed, tyro.conf.subcommand("speed")]
+def each_score(bench: Bench, texts: list[str]) -> tuple[str, bool, list[float]]:
+    """What each text is judged by alone, whether low is good, and its score."""
+    if bench.judge:
+        return "perplexity", True, bench.judge.each(texts)
+    references = [example.text for example in bench.corpus.held_out[: len(texts)]]
+    return "ROUGE-L", False, [metrics.rouge([a], [b])["ROUGE-L"][0] for a, b in zip(texts, references, strict=True)]
+
+
+@dataclass(frozen=True)
+class TableCommand(OfRuns):
+    """A table of the paper: our numbers beside the paper's. Runs are columns (rows for rounds, downstream and tokens)."""
+
+    name: tyro.conf.Positional[Literal["system", "scaling", "few-step", "rounds", "downstream", "tokens"]] = tyro.MISSING
+    """Which: Tables 9, 10, 4, 5, 1 and 8 of the paper."""
+    run: tuple[str, ...] = tyro.MISSING
+    """Directories of runs, or released checkpoints."""
+    seeds: tuple[int, ...] = ()
+    """Of the noise; by default 0, and 0 to 5 for system as in the paper."""
+    out: Path | None = None
+    """Files to write, without their ending; by default tables/NAME in the first run."""
+
+    def __call__(self):
+        if self.name == "tokens":
+            found = [self.load(run) for run in self.run]
+            return tables.write(tables.tokens(found), self.out or found[0].directory / "tables" / self.name)
+        benches = [self.bench(run) for run in self.run]
+        tables.write(TABLES[self.name](benches, self.seeds), self.out or benches[0].trained.directory / "tables" / self.name)
+
+
+@dataclass(frozen=True)
+class FigureCommand(OfRuns):
+    """A figure of the paper, drawn from our runs, with the paper's points where it prints them."""
+
+    name: tyro.conf.Positional[Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off"]] = tyro.MISSING
+    """Which: Figures 4 and 6, 5c, 16a, 16b, 17, and 7 and 9c of the paper."""
+    run: tuple[str, ...] = tyro.MISSING
+    """Directories of runs, or released checkpoints."""
+    seeds: tuple[int, ...] = (0,)
+    """Of the noise."""
+    out: Path | None = None
+    """Files to write, without their ending; by default figures/NAME in the first run."""
+
+    def __call__(self):
+        benches = [self.bench(run) for run in self.run]
+        figure = FIGURES[self.name](benches, self.seeds)
+        out = self.out or benches[0].trained.directory / "figures" / self.name
+        figures.draw(figure, out.with_suffix(".png"))
+        tables.write(figure.table, out)
+        print(out.with_suffix(".png"))
+
+
+@dataclass(frozen=True)
+class Trajectory(OfRuns):
+    """Follow samples from noise to text: in the terminal, and as a page with a slider over t."""
+
+    run: str = tyro.MISSING
+    """Directory of a run, or a released checkpoint."""
+    how: Flat[Settings] = Settings()
+    samples: int = 3
+    """Samples to follow."""
+    frames: int = 16
+    """Times at which their text is shown, besides the end."""
+    seed: int = 0
+    """Of the noise."""
+    out: Path | None = None
+    """Page to write; by default trajectory.html in the run."""
+
+    def __call__(self):
+        if self.samples < 1 or self.frames < 1:
+            raise Refused("--samples and --frames: must be at least 1")
+        mesh = make_mesh(self.mesh, 0)
+        found = self.load(self.run)
+        sampler, corpus = self.how.sampler(found.config), found.corpus(self.split)
+        key, asked = generate.sampling_key(self.seed), found.asked(corpus, mesh)
+        args = (found.config, sampler, found.model, found.tokenizer, self.samples, key, mesh, asked)
+        with jax.set_mesh(mesh):
+            followed = generate.trajectories(*args, frames=self.frames)
+        for frame in followed[0]:
+            print(f"t = {frame.t:.3f}  {frame.text}")
+        about = f"{', '.join(f'{k} {v}' for k, v in dataclasses.asdict(sampler).items())}, seed {self.seed}"
+        about += ". What the network predicts at t, decoded. Words that changed since the frame before are marked."
+        out = self.out or found.directory / "trajectory.html"
+        runs.write_whole(out, pages.trajectory_page(f"{found.name}: from noise to text", about, followed))
+        print(f"\n{out}")
+
+
+@dataclass(frozen=True)
+class Compare(OfRuns):
+    """Several runs side by side with the same sampler: one table, one plot."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
+    """Directories of runs, or released checkpoints."""
+    how: Flat[Settings] = Settings()
+    seeds: tuple[int, ...] = (0,)
+    """Of the noise."""
+    out: Path = Path("compare")
+    """Files to write, without their ending."""
+
+    def __call__(self):
+        benches = [self.bench(run) for run in self.runs]
+        figure = figures.compare(benches, self.seeds, [self.how.sampler(bench.trained.config) for bench in benches])
+        figures.draw(figure, self.out.with_suffix(".png"))
+        tables.write(figure.table, self.out)
+        print(self.out.with_suffix(".png"))
+
+
+Command = (
+    Annotated[Samples, tyro.conf.subcommand("samples")]
+    | Annotated[TableCommand, tyro.conf.subcommand("table")]
+    | Annotated[FigureCommand, tyro.conf.subcommand("figure")]
+    | Annotated[Trajectory, tyro.conf.subcommand("trajectory")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Speed, tyro.conf.subcommand("speed")]
+)
 
 
 def main():

@@ -1,11 +1,12 @@
 """Things that others published, by the name of a local directory or of a repository on the Hugging Face hub."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from errors import Refused
 
 
-def fetch(name: str, flag: str, files: list[str], kind: str = "model") -> Path:
+def fetch(name: str, flag: str, files: list[str], kind: str = "model", revision: str | None = None) -> Path:
     """The directory with these files (patterns): a local one as it is, one from the hub downloaded once."""
     if Path(name).is_dir():
         return Path(name)
@@ -13,10 +14,20 @@ def fetch(name: str, flag: str, files: list[str], kind: str = "model") -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(name, repo_type=kind, allow_patterns=files))
+        return Path(snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=files))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise Refused(
             f"{flag} {name}: no such directory here, and no {kind} of that name could be had from the hub ({reason}); "
             f"give the path of a local directory with {', '.join(files)}"
         ) from None
+
+
+def fetch_network(name: str, flag: str, more: Sequence[str] = ()) -> Path:
+    """The directory of a Hugging Face network, with its configuration and weights; `more` may be there or not."""
+    needed = ["config.json", "model.safetensors"]
+    place = fetch(name, flag, [*needed, *more])
+    for file in needed:
+        if not (place / file).exists():
+            raise Refused(f"{flag} {name}: it has no {file}")
+    return place

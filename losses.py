@@ -77,9 +77,53 @@ def denoise_loss(v_hat: Float[Array, "N L E"], v_target: Float[Array, "N L E"]) 
     return jnp.mean((v_hat - v_target) ** 2, axis=-1)
 
 
+def distill_target(
+    z: Float[Array, "N L E"], z_r: Float[Array, "N L E"], t: Float[Array, " N"], r: Float[Array, " N"]
+) -> Float[Array, "N L E"]:
+    """The x that takes z at t to z_r at r in one step (Eq. 3)."""
+    return jax.lax.stop_gradient(z + ((1 - t) / (r - t))[:, None, None] * (z_r - z))
+
+
+def distill_loss(x_hat: Float[Array, "N L E"], x_target: Float[Array, "N L E"]) -> Float[Array, "N L"]:
+    """Error of the prediction itself (Eq. 4), per token."""
+    return jnp.mean((x_hat - x_target) ** 2, axis=-1)
+
+
 def decode_loss(logits: Float[Array, "N L V"], s: Int[Array, "N L"]) -> Float[Array, "N L"]:
     """Cross-entropy of the tokens (Eq. 2), per token."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, s)
+
+
+class Inputs(NamedTuple):
+    """What the network is given in a batch of both branches."""
+
+    z: Float[Array, "N L E"]
+    x_prev: Float[Array, "N L E"]
+    t: Float[Array, " N"]
+    x_no_sc: Float[Array, "N L E"]
+    """The first prediction, in self-conditioned rows."""
+
+
+def make_inputs(model, batch: Batch, draws: Draws, slots: Slots, noise_scale: float, decode_noise_scale: float) -> Inputs:
+    """Corrupted embeddings, and in self-conditioned rows the prediction that `model` makes of them without a condition."""
+    last = slice(slots.group - slots.self_cond, slots.group)
+    take, put = partial(take_rows, slots.group), partial(put_rows, len(draws.t), slots.group)
+
+    z = corrupt(batch, draws, noise_scale, decode_noise_scale)
+    t = jnp.where(draws.decode, 1.0, draws.t)
+    no_sc = jnp.where((batch.prefix & ~draws.decode[:, None])[..., None], batch.x, 0.0)  # a clean prefix, and zeros
+    x_no_sc = put(jax.lax.stop_gradient(model).denoise(*(take(a, last) for a in (z, no_sc, t, draws.w))), last)
+    x_prev = jnp.where(draws.self_cond[:, None, None] & ~batch.prefix[..., None], x_no_sc, no_sc)
+    return Inputs(z, x_prev, t, x_no_sc)
+
+
+def with_decoder(
+    model, h: Float[Array, "N L D"], batch: Batch, draws: Draws, slots: Slots, denoised: Float[Array, "N L"]
+) -> Float[Array, "N L"]:
+    """The cross-entropy (Alg. 4) in decoder rows, and the loss given for them in denoiser rows."""
+    first = slice(0, slots.decode)
+    ce = decode_loss(model.logits(take_rows(slots.group, h, first)), take_rows(slots.group, batch.s, first))
+    return jnp.where(draws.decode[:, None], put_rows(len(draws.t), slots.group, ce, first), denoised)
 
 
 def token_losses(
@@ -90,23 +134,12 @@ def token_losses(
     About 3.5 forward passes: the pass with gradients over all rows, and before it one without on the self-conditioned rows.
     On these, the gradient pass is also the conditional term of the guided target.
     """
-    first, last = slice(0, slots.decode), slice(slots.group - slots.self_cond, slots.group)
-    take, put = partial(take_rows, slots.group), partial(put_rows, len(draws.t), slots.group)
-    decode, self_cond = draws.decode[:, None], draws.self_cond[:, None, None]
-
-    z = corrupt(batch, draws, noise_scale, decode_noise_scale)
-    t = jnp.where(draws.decode, 1.0, draws.t)
-    no_sc = jnp.where((batch.prefix & ~decode)[..., None], batch.x, 0.0)  # a clean prefix, and zeros
-
-    x_no_sc = put(jax.lax.stop_gradient(model).denoise(*(take(a, last) for a in (z, no_sc, t, draws.w))), last)
-    x_prev = jnp.where(self_cond & ~batch.prefix[..., None], x_no_sc, no_sc)
-
+    z, x_prev, t, x_no_sc = make_inputs(model, batch, draws, slots, noise_scale, decode_noise_scale)
     h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
     v_hat, v = velocity(model.predict(h), z, t), velocity(batch.x, z, t)
-    v_target = jnp.where(self_cond, guided_target(v, v_hat, velocity(x_no_sc, z, t), draws.w), v)
-
-    ce = decode_loss(model.logits(take(h, first)), take(batch.s, first))
-    return jnp.where(decode, put(ce, first), denoise_loss(v_hat, v_target))
+    v_guided = guided_target(v, v_hat, velocity(x_no_sc, z, t), draws.w)
+    v_target = jnp.where(draws.self_cond[:, None, None], v_guided, v)
+    return with_decoder(model, h, batch, draws, slots, denoise_loss(v_hat, v_target))
 
 
 def branch_sums(losses: Float[Array, "N L"], batch: Batch, draws: Draws) -> Float[Array, "2 2"]:

@@ -99,11 +99,15 @@ def make_mesh(spec: str, batch: int, devices: list | None = None) -> Mesh:
     return jax.make_mesh(shape, ALL, axis_types=(AxisType.Auto,) * 2, devices=devices[:wanted])
 
 
+SMALL = 2**16  # numbers: what has fewer, as biases and norms, is not worth a message of its own
+
+
 def split(tree, mesh: Mesh, axes: tuple[str, ...]):
-    """Shardings that split each leaf over `axes`, along the largest dimension they divide; over fewer axes if there is none."""
+    """Shardings that split each leaf over `axes`, along the largest dimension they divide; over fewer axes if there is none.
+    Small leaves are not split."""
 
     def rule(leaf):
-        for some in (axes, axes[-1:]):
+        for some in (axes, axes[-1:]) if leaf.size >= SMALL else ():
             ways = int(np.prod([mesh.shape[axis] for axis in some]))
             fitting = [i for i, n in enumerate(leaf.shape) if n % ways == 0]
             if ways > 1 and fitting:

@@ -5,6 +5,9 @@ from collections import Counter
 
 import grammar
 
+Score = float | tuple[float, float]  # a number, or a mean over texts and its standard error
+EXACT_PERPLEXITY = "exact perplexity of valid texts"
+
 
 def unigram_entropy(texts_words: list[list]) -> float:
     """Entropy in nats of the words (or tokens) within a text, averaged over texts. It grows with their length."""
@@ -16,11 +19,20 @@ def unigram_entropy(texts_words: list[list]) -> float:
     return sum(entropies) / len(entropies)
 
 
-def distinct(texts: list[str]) -> float:
-    return len(set(texts)) / len(texts)
+def distinct(items: list) -> float:
+    return len(set(items)) / max(len(items), 1)
 
 
-def grammar_scores(rules: grammar.Grammar, texts: list[str]) -> dict[str, float]:
+def distinct_scores(texts: list[str], texts_words: list[list]) -> dict[str, float]:
+    """How many of the texts, and of their words and pairs and triples of words, are not repetitions."""
+    found = {"distinct texts": distinct(texts)}
+    for n in (1, 2, 3):
+        grams = [tuple(words[i : i + n]) for words in texts_words for i in range(len(words) - n + 1)]
+        found[f"distinct-{n}"] = distinct(grams)
+    return found
+
+
+def grammar_scores(rules: grammar.Grammar, texts: list[str]) -> dict[str, Score]:
     """How well texts follow a grammar that knows their probability.
 
     An ungrammatical text has probability zero, so perplexity (per word) is that of the valid texts: read it beside their share.
@@ -33,11 +45,17 @@ def grammar_scores(rules: grammar.Grammar, texts: list[str]) -> dict[str, float]
     return {
         "valid sentences": valid / max(sentences, 1),
         "valid texts": sum(p > -math.inf for p in log_p) / len(texts),
-        "exact perplexity of valid texts": math.exp(nll / valid_words) if valid_words else math.inf,
+        EXACT_PERPLEXITY: math.exp(nll / valid_words) if valid_words else math.inf,
         "unigram entropy (nats)": unigram_entropy(words),
         "words per text": sum(map(len, words)) / len(texts),
-        "distinct texts": distinct(texts),
+        **distinct_scores(texts, words),
     }
+
+
+def exact_perplexities(rules: grammar.Grammar, texts: list[str]) -> list[float]:
+    """Per word, of every text by itself."""
+    log_p = [grammar.log_probability(rules.text, text) for text in texts]
+    return [math.exp(-p / len(grammar.split(text))) if p > -math.inf else math.inf for p, text in zip(log_p, texts, strict=True)]
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
@@ -56,34 +74,37 @@ def bleu(texts: list[str], references: list[str]) -> tuple[float, str]:
     return score, str(scorer.get_signature())
 
 
-def rouge(texts: list[str], references: list[str]) -> dict[str, tuple[float, float]]:
+def rouge(texts: list[str], references: list[str]) -> dict[str, Score]:
     """ROUGE-1, -2 and -L with stemming: F1 in percent, mean and standard error over texts."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    kinds = ["rouge1", "rouge2", "rougeL"]
-    scorer = RougeScorer(kinds, use_stemmer=True)
+    kinds = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
+    scorer = RougeScorer(list(kinds.values()), use_stemmer=True)
     scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
-    return {kind: mean_and_error([100 * score[kind].fmeasure for score in scores]) for kind in kinds}
+    return {name: mean_and_error([100 * score[kind].fmeasure for score in scores]) for name, kind in kinds.items()}
 
 
-def task_scores(texts: list[str], references: list[str]) -> dict[str, float]:
+def task_scores(texts: list[str], references: list[str]) -> dict[str, Score]:
     """How close texts come to the one answer given for each."""
-    rouges = rouge(texts, references)
     return {
         "BLEU": bleu(texts, references)[0],
-        "ROUGE-1": rouges["rouge1"][0],
-        "ROUGE-2": rouges["rouge2"][0],
-        "ROUGE-L": rouges["rougeL"][0],
-        "± (standard error)": rouges["rougeL"][1],
+        **rouge(texts, references),
         "exact matches": sum(a == b for a, b in zip(texts, references, strict=True)) / len(texts),
     }
 
 
-def text_scores(texts: list[str]) -> dict[str, float]:
+def text_scores(texts: list[str]) -> dict[str, Score]:
     """What can be said of texts without a judge."""
     words = [text.split() for text in texts]
     return {
         "unigram entropy (nats)": unigram_entropy(words),
         "words per text": sum(map(len, words)) / len(texts),
-        "distinct texts": distinct(texts),
+        **distinct_scores(texts, words),
     }
+
+
+def shown(name: str, score: Score) -> str:
+    """A score as text: shares in percent, means with their error."""
+    if isinstance(score, tuple):
+        return f"{score[0]:.2f} ± {score[1]:.2f}"
+    return f"{score:.1%}" if name.startswith(("valid", "distinct", "exact matches")) else f"{score:.3f}"

@@ -63,14 +63,17 @@ def orthogonal_momentum(unroll: bool = False, beta: float = 0.95) -> optax.Gradi
     return optax.GradientTransformation(init, update)
 
 
+A, B, C = 3.4445, -4.7750, 2.0315  # of Newton-Schulz
+WIDE = 16  # times as wide as high: then a matrix is multiplied by less often
+
+
 def orthogonal(x: Float[Array, "*n m k"], unroll: bool = False) -> Float[Array, "*n m k"]:
     """Five rounds of Newton-Schulz, after which all singular values of a matrix are near 1.
 
-    A round is x ← a x + (b A + c A²) x with A = x xᵀ. On a mesh, devices share the columns (zeros, which change nothing, fill
-    up their number), and A is the one thing they tell each other. Multiplied out from the right, A² is not needed: it would be
+    A round is x ← a x + b G x + c G² x with G = x xᵀ. On a mesh, devices share the columns (zeros, which change nothing, fill
+    up their number), and G is the one thing they tell each other. Multiplied out from the right, G² is not needed: it would be
     the one product that they do not share.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
     *_, m, k = x.shape
     if m > k:
         return orthogonal(x.mT, unroll).mT
@@ -78,11 +81,26 @@ def orthogonal(x: Float[Array, "*n m k"], unroll: bool = False) -> Float[Array, 
     def body(_, x):
         gram = x @ x.mT
         once = gram @ x
-        return a * x + b * once + c * (gram @ once)
+        return A * x + B * once + C * (gram @ once)
 
     x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-8)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -k % mesh.size)])
         x = jax.lax.with_sharding_constraint(x, P(*[None] * (x.ndim - 1), mesh.axis_names))
-    return jax.lax.fori_loop(0, 5, body, x, unroll=unroll)[..., :k]
+    x = orthogonal_wide(x) if k >= WIDE * m else jax.lax.fori_loop(0, 5, body, x, unroll=unroll)
+    return x[..., :k]
+
+
+def orthogonal_wide(x: Float[Array, "*n m k"]) -> Float[Array, "*n m k"]:
+    """The same five rounds for the matrix of a vocabulary: all but four of fifteen products are of small square matrices.
+
+    What a round multiplies x by is a polynomial of G, and so is the next G. Float32 holds that for three rounds, not for five.
+    """
+    for rounds in (2, 3):
+        gram, product = x @ x.mT, jnp.eye(x.shape[-2])
+        for _ in range(rounds):
+            factor = A * jnp.eye(x.shape[-2]) + B * gram + C * (gram @ gram)
+            product, gram = factor @ product, factor @ gram @ factor
+        x = product @ x
+    return x

@@ -94,8 +94,11 @@ def counted(plan, layers: int, parts: int) -> tuple[jax.stages.Compiled, float, 
         difference(compiled(lower(unroll=True))[1], compiled(lower(unroll=False))[1]) for lower in (plan.encoder, plan.optimizer)
     )
 
+    repeated = [(times, compiled(lower())[1]) for times, lower in plan.repeated]
+
     def full(k):
-        return once[k] + (parts - 1) * part[k] + parts * ((layers - 1) * layer[k] + encoder[k]) + optimizer[k]
+        inner = (layers - 1) * layer[k] + encoder[k] + sum(times * each[k] for times, each in repeated)
+        return once[k] + (parts - 1) * part[k] + parts * inner + optimizer[k]
 
     return program, compile_seconds, Counter({k: full(k) for k in once})
 

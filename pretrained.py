@@ -1,7 +1,7 @@
-"""Networks that others trained, read without their frameworks: T5 encoders and released ELF weights."""
+"""Networks that others trained, read without their frameworks: T5 encoders, the GPT-2 judge, released ELF weights."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from safetensors.numpy import load_file, save_file
@@ -136,7 +137,43 @@ class T5Encoder(eqx.Module):
         return self.norm(h)
 
 
-# Our leaf -> its Hugging Face name, weights there (out, in). Under `blocks` one stacked leaf gathers block.0, block.1, ...
+# Weights by name. A table gives what others call each of our leaves; under `blocks`, a stacked leaf gathers layers 0, 1, …
+
+
+def dotted(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def as_they_are(key: str, tensor: np.ndarray) -> np.ndarray:
+    return tensor
+
+
+def fill(like, names: Mapping[str, str], tensors: Mapping[str, np.ndarray], where: str, convert: Callable = as_they_are):
+    """`like` with tensors in the place of its leaves. Each must be there and fit, and none may be left over."""
+    left = set(tensors)
+
+    def part(key, name, shape):
+        if name not in tensors:
+            raise Refused(f"{where}: it has no tensor {name}")
+        left.discard(name)
+        value = convert(key, tensors[name])
+        if value.shape != shape:
+            raise Refused(f"{where}: {name} has shape {value.shape} where {shape} was expected")
+        return np.asarray(value, np.float32)
+
+    def leaf_of(path, leaf):
+        key = dotted(path)
+        name = names[key]
+        if "{}" not in name:
+            return jnp.asarray(part(key, name, leaf.shape))
+        return jnp.stack([part(key, name.format(i), leaf.shape[1:]) for i in range(len(leaf))])
+
+    filled = jax.tree_util.tree_map_with_path(leaf_of, like)
+    if left:
+        raise Refused(f"{where}: tensors that have no place here: {', '.join(sorted(left)[:5])}")
+    return filled
+
+
 T5_NAMES = {
     "embed": "shared.weight",
     "position_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
@@ -154,20 +191,13 @@ T5_NAMES = {
 T5_NAMES_UNGATED = T5_NAMES | {"blocks.mlp.up.weight": "encoder.block.{}.layer.1.DenseReluDense.wi.weight"}
 
 
-def t5_tensors(encoder: T5Encoder) -> Iterator[tuple[str, tuple, int | None, bool]]:
-    """For every tensor of a Hugging Face T5 encoder: its name, our leaf's path, the layer in it, and whether it is transposed."""
-    names = T5_NAMES_UNGATED if encoder.blocks.mlp.gate is None else T5_NAMES
-    for path, leaf in jax.tree_util.tree_leaves_with_path(encoder):
-        key = dotted(path)
-        name, transposed = names[key], key.startswith("blocks.") and "norm" not in key
-        if "{}" in name:
-            yield from ((name.format(i), key, i, transposed) for i in range(len(leaf)))
-        else:
-            yield name, key, None, transposed
+def t5_names(encoder: T5Encoder) -> dict[str, str]:
+    return T5_NAMES_UNGATED if encoder.blocks.mlp.gate is None else T5_NAMES
 
 
-def dotted(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+def turned(key: str, tensor: np.ndarray) -> np.ndarray:
+    """Hugging Face keeps the matrices of a T5's layers as (out, in)."""
+    return tensor.T if key.startswith("blocks.") else tensor
 
 
 # What the configurations of the original T5s say, for planning without their files.
@@ -207,39 +237,124 @@ def t5_from_config(config: Mapping, key: PRNGKeyArray, unroll: int = 1) -> T5Enc
 def load_t5(directory: Path) -> T5Encoder:
     """The encoder of a Hugging Face T5 directory. Every tensor must be there and fit."""
     config = json.loads((directory / "config.json").read_text())
+    if config.get("model_type") not in ("t5", "mt5") or config.get("feed_forward_proj", "relu") not in ("relu", "gated-gelu"):
+        kind = f"{config.get('model_type')}, {config.get('feed_forward_proj')}"
+        raise Refused(f"{directory}: not a T5 (its configuration says {kind}), whose layers are relu or gated-gelu")
     like = jax.eval_shape(lambda: t5_from_config(config, jax.random.key(0)))
     tensors = load_file(directory / "model.safetensors")
     tensors = {k: v for k, v in tensors.items() if not k.startswith(("decoder.", "lm_head."))}  # of whole T5s
     tensors.pop("encoder.embed_tokens.weight", None)  # a copy of shared.weight
-    leaves: dict[str, list] = {}
-    for name, key, _, transposed in t5_tensors(like):
-        if name not in tensors:
-            raise Refused(f"{directory}: model.safetensors has no tensor {name}")
-        tensor = tensors.pop(name)
-        leaves.setdefault(key, []).append(tensor.T if transposed else tensor)
-    if tensors:
-        raise Refused(f"{directory}: tensors that a T5 encoder does not have: {', '.join(sorted(tensors))}")
-
-    def place(path, leaf):
-        parts = leaves[dotted(path)]
-        value = np.stack(parts) if dotted(path).startswith("blocks.") else parts[0]
-        if value.shape != leaf.shape:
-            raise Refused(f"{directory}: {dotted(path)} has shape {value.shape}, the configuration says {leaf.shape}")
-        return jnp.asarray(value, jnp.float32)
-
-    return jax.tree_util.tree_map_with_path(place, like)
+    return fill(like, t5_names(like), tensors, f"{directory}/model.safetensors", turned)
 
 
 def save_t5(encoder: T5Encoder, config: Mapping, directory: Path):
-    """Write an encoder as `load_t5` and Hugging Face read it."""
-    leaves = {dotted(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(encoder)}
-    tensors = {}
-    for name, key, i, transposed in t5_tensors(encoder):
-        value = leaves[key] if i is None else leaves[key][i]
-        tensors[name] = np.ascontiguousarray(value.T if transposed else value)
+    """Write an encoder as `load_t5` and Hugging Face read it; the configuration last, as a sign that all is there."""
+    names, tensors = t5_names(encoder), {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(encoder):
+        key = dotted(path)
+        parts = {names[key].format(i): part for i, part in enumerate(leaf)} if "{}" in names[key] else {names[key]: leaf}
+        tensors |= {name: np.ascontiguousarray(turned(key, np.asarray(part))) for name, part in parts.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")
+
+
+class LayerNorm(eqx.Module):
+    weight: Float[Array, " n"]
+    bias: Float[Array, " n"]
+
+    def __init__(self, n: int):
+        self.weight, self.bias = jnp.ones(n), jnp.zeros(n)
+
+    def __call__(self, h: Float[Array, "*lead n"]) -> Float[Array, "*lead n"]:
+        return jax.nn.standardize(h, epsilon=1e-5) * self.weight + self.bias
+
+
+class GPT2Block(eqx.Module):
+    norm1: LayerNorm
+    qkv: Linear
+    out: Linear
+    norm2: LayerNorm
+    up: Linear
+    down: Linear
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        keys = jax.random.split(key, 4)
+        self.norm1, self.norm2 = LayerNorm(width), LayerNorm(width)
+        self.qkv, self.out = Linear(width, 3 * width, std=0.02, key=keys[0]), Linear(width, width, std=0.02, key=keys[1])
+        self.up, self.down = Linear(width, 4 * width, std=0.02, key=keys[2]), Linear(4 * width, width, std=0.02, key=keys[3])
+        self.heads = heads
+
+    def __call__(self, h: Float[Array, "N T D"]) -> Float[Array, "N T D"]:
+        q, k, v = rearrange(self.qkv(self.norm1(h)), "N T (three heads d) -> three N T heads d", three=3, heads=self.heads)
+        h = h + self.out(rearrange(jax.nn.dot_product_attention(q, k, v, is_causal=True), "N T heads d -> N T (heads d)"))
+        return h + self.down(jax.nn.gelu(self.up(self.norm2(h))))
+
+
+class GPT2(eqx.Module):
+    """The judge of generated text: how likely each token is after those before it."""
+
+    embed: Float[Array, "V D"]
+    positions: Float[Array, "M D"]
+    blocks: GPT2Block  # every leaf stacked over depth
+    norm: LayerNorm
+
+    def __init__(self, vocab: int, positions: int, width: int, depth: int, heads: int, *, key: PRNGKeyArray):
+        k1, k2, k3 = jax.random.split(key, 3)
+        self.embed = 0.02 * jax.random.normal(k1, (vocab, width))
+        self.positions = 0.01 * jax.random.normal(k2, (positions, width))
+        self.blocks = eqx.filter_vmap(lambda k: GPT2Block(width, heads, key=k))(jax.random.split(k3, depth))
+        self.norm = LayerNorm(width)
+
+    def hidden(self, s: Int[Array, "N T"]) -> Float[Array, "N T D"]:
+        h = self.embed[s] + self.positions[: s.shape[1]]
+        h, _ = jax.lax.scan(lambda h, block: (block(h), None), h, self.blocks)
+        return self.norm(h)
+
+    def __call__(self, s: Int[Array, "N T"]) -> Float[Array, "N T V"]:
+        """Logits of the token after each."""
+        return self.hidden(s) @ self.embed.T
+
+    def nll(self, s: Int[Array, "N T"]) -> Float[Array, "N T-1"]:
+        """Negative log-likelihood of every token but the first; one row of logits in memory at a time."""
+
+        def of_row(inputs):
+            h, after = inputs
+            return optax.softmax_cross_entropy_with_integer_labels(h @ self.embed.T, after)
+
+        return jax.lax.map(of_row, (self.hidden(s)[:, :-1], s[:, 1:]))
+
+
+GPT2_NAMES = {
+    "embed": "wte.weight",
+    "positions": "wpe.weight",
+    "blocks.norm1.weight": "h.{}.ln_1.weight",
+    "blocks.norm1.bias": "h.{}.ln_1.bias",
+    "blocks.qkv.weight": "h.{}.attn.c_attn.weight",
+    "blocks.qkv.bias": "h.{}.attn.c_attn.bias",
+    "blocks.out.weight": "h.{}.attn.c_proj.weight",
+    "blocks.out.bias": "h.{}.attn.c_proj.bias",
+    "blocks.norm2.weight": "h.{}.ln_2.weight",
+    "blocks.norm2.bias": "h.{}.ln_2.bias",
+    "blocks.up.weight": "h.{}.mlp.c_fc.weight",
+    "blocks.up.bias": "h.{}.mlp.c_fc.bias",
+    "blocks.down.weight": "h.{}.mlp.c_proj.weight",
+    "blocks.down.bias": "h.{}.mlp.c_proj.bias",
+    "norm.weight": "ln_f.weight",
+    "norm.bias": "ln_f.bias",
+}
+
+
+def load_gpt2(directory: Path) -> GPT2:
+    """A Hugging Face GPT-2 directory. Every tensor must be there and fit."""
+    config = json.loads((directory / "config.json").read_text())
+    sizes = [config[name] for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")]
+    like = jax.eval_shape(lambda: GPT2(*sizes, key=jax.random.key(0)))
+    tensors = {k.removeprefix("transformer."): v for k, v in load_file(directory / "model.safetensors").items()}
+    masks = (".attn.bias", ".attn.masked_bias")  # of causal attention, kept as tensors; lm_head is a copy of wte
+    tensors = {k: v for k, v in tensors.items() if not k.endswith(masks) and k != "lm_head.weight"}
+    return fill(like, GPT2_NAMES, tensors, f"{directory}/model.safetensors")
 
 
 # Our leaf -> its name in the released Flax tree. Under `blocks` one stacked leaf gathers blocks_0, blocks_1, ...
@@ -282,7 +397,7 @@ RELEASED_NAMES = {
 }
 
 
-def from_released(like: ELF, weights: Mapping[str, np.ndarray]) -> ELF:
+def from_released(like: ELF, tensors: Mapping[str, np.ndarray], where: str = "released weights") -> ELF:
     """`like` with the released weights, given under their Flax paths. Every weight must be there and fit.
 
     Released RoPE pairs neighbouring channels of a head and ours its halves, so the channels of q and k change order.
@@ -290,19 +405,14 @@ def from_released(like: ELF, weights: Mapping[str, np.ndarray]) -> ELF:
     d = like.blocks.attend.q_norm.weight.shape[-1]
     halves = np.r_[0:d:2, 1:d:2]
 
-    def fetch(path, leaf):
-        key = dotted(path)
-        name = RELEASED_NAMES[key]
-        if "{}" in name:
-            value = np.stack([weights[name.format(i)] for i in range(like.depth)])
-        else:
-            value = weights[name]
+    def convert(key, tensor):
+        if key in ("time.tokens", "guidance.tokens", "mode"):
+            return tensor[0]
         if key.startswith(("blocks.attend.q_norm", "blocks.attend.k_norm")):
-            value = value[..., halves]
+            return tensor[halves]
         if key.startswith("blocks.attend.qkv"):
-            q, k, v = np.split(value.reshape(*value.shape[:-1], -1, d), 3, axis=-2)
-            value = np.concatenate([q[..., halves], k[..., halves], v], axis=-2)
-        return jnp.asarray(np.reshape(value, leaf.shape), leaf.dtype)
+            q, k, v = np.split(tensor.reshape(*tensor.shape[:-1], -1, d), 3, axis=-2)
+            return np.concatenate([q[..., halves], k[..., halves], v], axis=-2).reshape(tensor.shape)
+        return tensor
 
-    arrays, static = eqx.partition(like, eqx.is_array)
-    return eqx.combine(jax.tree_util.tree_map_with_path(fetch, arrays), static)
+    return fill(like, RELEASED_NAMES, tensors, where, convert)

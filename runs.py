@@ -38,11 +38,12 @@ def refuse_others(directory: Path, config: dict[str, Any], free: set[str]):
         raise Refused(f"{directory} holds a run with other settings: {listed}. Choose another --name, or delete it.")
 
 
-def write_config(directory: Path, config: dict[str, Any]):
-    directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / "config.json.partial"
-    partial.write_text(json.dumps(config, indent=2) + "\n")
-    partial.rename(directory / "config.json")
+def write_whole(file: Path, content: str | bytes):
+    """Write a file so that a kill leaves the one before or the new one, never a half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.rename(file)
 
 
 class Metrics:
@@ -51,7 +52,7 @@ class Metrics:
     def __init__(self, directory: Path, step: int):
         self.file = directory / "metrics.jsonl"
         kept = [line for line in read_metrics(directory) if line["step"] <= step]
-        self.file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        write_whole(self.file, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, **values):
         with self.file.open("a") as f:
@@ -186,5 +187,4 @@ def restore_latest(manager: ocp.CheckpointManager, state):
 
 
 def write_texts(file: Path, records: list[dict[str, str]]):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

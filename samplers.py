@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from losses import logit_normal, velocity
@@ -52,8 +53,8 @@ def prefix_denoiser(model, w: Scalar, x: State, prefix: Bool[Array, "N L"], scal
     def guided(z, x_prev, t):
         z_cond, prev_cond = jnp.where(given, x, z), jnp.where(given, x, x_prev)
         z_null, prev_null = jnp.where(given, 0.0, z), jnp.where(given | (not released), 0.0, x_prev)
-        z, x_prev = jnp.concatenate([z_cond, z_null]), jnp.concatenate([prev_cond, prev_null])
-        x_cond, x_null = jnp.split(denoise(z, x_prev, t), 2)
+        z, x_prev = (rearrange(pair, "two N L E -> (N two) L E") for pair in ([z_cond, z_null], [prev_cond, prev_null]))
+        x_cond, x_null = rearrange(denoise(z, x_prev, t), "(N two) L E -> two N L E", two=2)
         return jnp.where(given, x, x_null + scale * (x_cond - x_null))
 
     return guided
@@ -119,6 +120,10 @@ class Given(NamedTuple):
     scale: Scalar
 
 
+def denoiser_for(model, w: Scalar, given: Given | None, *, released: bool = False) -> Denoiser:
+    return denoiser(model, w) if given is None else prefix_denoiser(model, w, *given, released=released)
+
+
 @partial(jax.jit, static_argnames="released")
 def sample(
     model,
@@ -133,6 +138,6 @@ def sample(
     released: bool = False,
 ) -> Int[Array, "N L"]:
     """Noise z0 to tokens (Alg. 5), after a condition if there is one."""
-    denoise = denoiser(model, w) if given is None else prefix_denoiser(model, w, *given, released=released)
+    denoise = denoiser_for(model, w, given, released=released)
     z, _ = flow(denoise, z0, ts, gamma, keys, noise_scale=noise_scale, released=released)
     return decode(model, z, w)

@@ -90,7 +90,7 @@ class TrainConfig:
     gamma: float = 1.0
     """Noise re-injected by their sampler; 0 is the ODE."""
     num_samples: int = 1000
-    """Texts sampled and scored at the end."""
+    """Texts sampled and scored at the end; 0 for none."""
 
     mesh: str = "1"
     """Devices: 64 is 64 data shards, 16x4 is 16 data shards with the weights of each split over 4."""
@@ -122,6 +122,13 @@ class TrainConfig:
     """Weights & Biases project to log to (pip install wandb)."""
     tensorboard: bool = False
     """Also log for TensorBoard (pip install tensorboardX)."""
+
+    teacher: tyro.conf.Suppress[str] = ""
+    """What distill.py, which sets these three, distilled: a run or released checkpoint,"""
+    teacher_steps: tyro.conf.Suppress[int] = 0
+    """its steps,"""
+    student_steps: tyro.conf.Suppress[int] = 0
+    """and those of the student."""
 
     @property
     def directory(self) -> Path:
@@ -168,7 +175,10 @@ STORIES = TrainConfig(
     sample_every=400,
     save_every=400,
 )
-TRANSLATE = replace(STORIES, data="translate", length=38, source_length=20, steps=3_000, gamma=0.0)
+# With much noise, little can be guessed from it and all has to be learned from the source.
+TRANSLATE = replace(
+    STORIES, data="translate", length=38, source_length=20, steps=3_200, gamma=0.0, noise_scale=4.0, learning_rate=0.004
+)
 SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, steps=2_000)
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
@@ -202,20 +212,12 @@ def parse(args: list[str], description: str) -> TrainConfig:
 
 def check(config: TrainConfig):
     """Refuse what cannot work before anything is written."""
-    for field in (
-        "steps",
-        "batch",
-        "accumulate",
-        "length",
-        "bottleneck",
-        "log_every",
-        "save_every",
-        "keep",
-        "num_samples",
-        "sample_steps",
-    ):
+    for field in ("steps", "batch", "accumulate", "length", "bottleneck", "log_every", "save_every", "keep", "sample_steps"):
         if getattr(config, field) < 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
+    for field in ("num_samples", "sample_every"):
+        if getattr(config, field) < 0:
+            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 0, which is for none")
     for field in ("p_decode", "p_self_cond", "p_drop", "ema"):
         if not 0 <= getattr(config, field) <= 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be between 0 and 1")

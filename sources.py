@@ -1,13 +1,14 @@
 """Texts by name: files of one's own, saved `datasets`, and data sets of the hub, all read as a stream of examples.
 
-A directory holds files named by split (train.jsonl, validation-00000.parquet, …), or all its files are for training. Without a
-split to validate on, every hundredth example is held out. Files may be .jsonl and .parquet, with the columns below, or .txt with
-a text a line.
+A directory holds files (or folders of them) named by split: train.jsonl, validation-00000.parquet, test/…; or, if none is, all
+are for training. Without a split to validate on, every hundredth example is held out. Files may be .jsonl and .parquet, with the
+columns below, or .txt with a text a line.
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ class Example(NamedTuple):
 
     text: str | list[int]
     source: str | list[int] | None = None
+    readable: tuple[str, str] | None = None
+    """Text and source in words, where the data has them beside their tokens."""
 
 
 # The columns of a source (if any) and its text; the first of these that a record has are taken.
@@ -33,18 +36,18 @@ COLUMNS = [
     (None, "input_ids"),
 ]
 
-# Names of the paper's corpora: where they are on the hub, and in which folder. The second of each pair is what the authors
-# released, in tokens of T5.
+# Names of the paper's corpora: where they are on the hub as Parquet, in which folder and revision. The second of each pair is
+# what the authors released, in tokens of T5.
 RELEASED = "embedded-language-flows"
 HUB = {
-    "owt": dict(train="Skylion007/openwebtext"),
+    "owt": dict(train="vietgpt/openwebtext_en"),
     "owt-t5": dict(train=f"{RELEASED}/openwebtext-t5"),
     "de-en": dict(train="wmt/wmt14", folder="de-en"),
     "de-en-t5": dict(train=f"{RELEASED}/wmt14_de-en_train_t5", validation=f"{RELEASED}/wmt14_de-en_validation_t5"),
-    "xsum": dict(train="EdinburghNLP/xsum"),
+    "xsum": dict(train="EdinburghNLP/xsum", revision="refs/convert/parquet"),
     "xsum-t5": dict(train=f"{RELEASED}/xsum_train_t5", validation=f"{RELEASED}/xsum_validation_t5"),
 }
-SPLITS = dict(train=("train",), validation=("validation", "valid", "val", "dev"), test=("test",))
+SPLITS = dict(train="train", validation="validation|valid|val|dev", test="test")
 HELD_OUT = 2_000  # at most, where there is no split for it
 VALIDATED = 20_000  # at most, where there is
 
@@ -54,6 +57,8 @@ def find(name: str) -> dict[str, list[Path]]:
     if name in HUB:
         return find_on_hub(**HUB[name])
     if Path(name).is_file():
+        if Path(name).suffix not in READERS:
+            raise Refused(f"--data {name}: cannot read {Path(name).suffix or 'such'} files; give {', '.join(READERS)}")
         return dict(train=[Path(name)])
     if not Path(name).is_dir() and name.count("/") != 1:
         raise Refused(
@@ -62,11 +67,11 @@ def find(name: str) -> dict[str, list[Path]]:
     return find_on_hub(name)
 
 
-def find_on_hub(train: str, validation: str = "", folder: str = "") -> dict[str, list[Path]]:
+def find_on_hub(train: str, validation: str = "", folder: str = "", revision: str | None = None) -> dict[str, list[Path]]:
     """The files of directories, which may be local ones, or repositories on the hub."""
     inside = f"{folder}/*" if folder else "*"
     places = {
-        split: fetch(name, "--data", [inside], "dataset")
+        split: fetch(name, "--data", [inside], "dataset", revision)
         for split, name in (("train", train), ("validation", validation))
         if name
     }
@@ -86,18 +91,32 @@ def all_files(directory: Path) -> list[Path]:
     return found
 
 
+def split_of(path: Path) -> str | None:
+    """What a path inside a data set says of its split; the name nearest to the file decides."""
+    for part in reversed(path.parts):
+        for split, names in SPLITS.items():
+            if re.match(rf"({names})([-_.]|$)", part):
+                return split
+    return None
+
+
 def by_split(directory: Path) -> dict[str, list[Path]]:
     files, splits = all_files(directory), {}
-    for split, prefixes in SPLITS.items():
-        of_split = [f for f in files if any(part.startswith(prefixes) for part in f.relative_to(directory).parts)]
-        splits |= {split: of_split} if of_split else {}
-    return splits if "train" in splits else dict(train=files)
+    for file in files:
+        splits.setdefault(split_of(file.relative_to(directory)), []).append(file)
+    unnamed = splits.pop(None, [])
+    if not splits:
+        return dict(train=unnamed)
+    if "train" not in splits or unnamed:
+        odd = f"{unnamed[0].name} belongs to none" if unnamed else "there is none to train on"
+        raise Refused(f"--data {directory}: files are named by split ({', '.join(splits)}), and {odd}; name files train*")
+    return splits
 
 
 def stream(name: str, files: dict[str, list[Path]], split: str, told: Counter) -> Iterator[Example]:
     """The examples of a split. What cannot be used is left out and counted."""
-    if "validation" in files:
-        yield from islice(examples(name, files[split], told), VALIDATED if split == "validation" else None)
+    if split == "test" or "validation" in files:
+        yield from islice(examples(name, files[split], told), None if split == "train" else VALIDATED)
     else:
         for i, example in enumerate(examples(name, files["train"], told)):
             held_out = i % 100 == 99 and i < 100 * HELD_OUT
@@ -108,55 +127,70 @@ def stream(name: str, files: dict[str, list[Path]], split: str, told: Counter) -
 
 
 def examples(name: str, files: list[Path], told: Counter) -> Iterator[Example]:
-    """All examples of some files; as the first one is, with a source or without, the others have to be."""
-    first = None
+    """All examples of some files; as the first one is, in words or tokens, with a source or without, the others have to be."""
+    kinds = None
     for file in files:
         read = READERS[file.suffix] if file.is_file() else read_saved
         for record in read(file):
             example = example_of(record) if isinstance(record, dict) else None
-            first = first or example
-            if example and (example.source is None) == (first.source is None) and type(example.text) is type(first.text):
+            found = example and (type(example.text), type(example.source))
+            kinds = kinds or found
+            if example and found == kinds:
                 yield example
             else:
                 told["unreadable lines" if record is None else "records without a text (or its source)"] += 1
-    if first is None:
+    if kinds is None:
         wanted = ", ".join(text if source is None else f"{source} and {text}" for source, text in COLUMNS)
         raise Refused(f"--data {name}: no texts in {', '.join(map(str, files[:3]))}; records need {wanted}")
 
 
 def example_of(record: dict) -> Example | None:
-    record = record.get("translation", record)
+    record = record["translation"] if isinstance(record.get("translation"), dict) else record
     for source, text in COLUMNS:
         if text in record and (source is None or source in record):
-            example = Example(record[text], record[source] if source else None)
-            usable = all(isinstance(part, str | list) and len(part) for part in example if part is not None)
-            return example if usable and (source is None) == (example.source is None) else None
+            parts = [record[text]] if source is None else [record[text], record[source]]
+            if not all(usable(part) for part in parts):
+                return None
+            readable = record.get("target"), record.get("input")
+            in_words = text == "input_ids" and all(isinstance(part, str) for part in readable)
+            return Example(*parts, readable=readable if in_words else None)
     return None
 
 
-def read_jsonl(file: Path) -> Iterator[dict | None]:
+def usable(part) -> bool:
+    """Words that can be written as UTF-8, or tokens."""
+    if isinstance(part, str):
+        return bool(part.strip()) and not re.search("[\ud800-\udfff]", part)
+    return isinstance(part, list) and len(part) > 0 and all(type(token) is int for token in part)
+
+
+def read_lines(file: Path, record_of: Callable[[str], dict]) -> Iterator[dict | None]:
+    """Of every line that is not empty; None where it cannot be read."""
     with file.open("rb") as lines:
         for line in filter(bytes.strip, lines):
             try:
-                yield json.loads(line.decode())
+                yield record_of(line.decode("utf-8-sig").strip())
             except ValueError:  # not UTF-8, or not JSON
                 yield None
 
 
+def read_jsonl(file: Path) -> Iterator[dict | None]:
+    return read_lines(file, json.loads)
+
+
 def read_txt(file: Path) -> Iterator[dict | None]:
-    with file.open("rb") as lines:
-        for line in filter(bytes.strip, lines):
-            try:
-                yield dict(text=line.decode().strip())
-            except ValueError:
-                yield None
+    return read_lines(file, lambda line: dict(text=line))
 
 
 def read_parquet(file: Path) -> Iterator[dict]:
+    import pyarrow
     import pyarrow.parquet
 
-    for some in pyarrow.parquet.ParquetFile(file).iter_batches(1_000):
-        yield from some.to_pylist()
+    try:
+        for some in pyarrow.parquet.ParquetFile(file).iter_batches(1_000):
+            yield from some.to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise Refused(f"{file}: not a Parquet file, or a damaged one ({str(error).splitlines()[0][:200]})") from None
 
 
 def read_saved(directory: Path) -> Iterator[dict]:

@@ -12,14 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from einops import rearrange
 from jax.sharding import Mesh
@@ -28,19 +26,19 @@ from tqdm import tqdm
 
 import corpora
 import data
+import generate
 import losses
-import metrics
 import preflight
+import pretrained
 import runs
-import samplers
 from elf import ELF, SIZES
 from errors import Refused
+from loop import fit
 from mesh import (
     ALL,
     by_row,
     chief_first,
     everywhere,
-    fetch,
     has_accelerator,
     is_chief,
     join_processes,
@@ -50,7 +48,6 @@ from mesh import (
     replicate,
     shapes_on,
     split,
-    stop_signal,
 )
 from optimizers import make_optimizer, warmed_up
 from settings import FREE, OWT_ROWS, TrainConfig, check, parse
@@ -117,26 +114,44 @@ def found_in(sums: Float[Array, "2 2"]) -> dict[str, Float[Array, ""]]:
     return dict(loss=total / count, mse=mse, ce=ce)
 
 
-def make_step(config: TrainConfig, optimizer, dtype, mesh: Mesh, unroll_parts: int = 1) -> Callable:
-    """The train step: (state, embedder, rows, key) -> state, metrics."""
-    gradient = jax.grad(make_loss(config, dtype), has_aux=True)
+class Objective(NamedTuple):
+    """What a network is to learn."""
+
+    loss: Callable
+    """(model, frozen, rows, their numbers, key) -> summed loss, and its sum and count in each branch."""
+    frozen: Any
+    """Networks that the loss needs and that do not change."""
+    start: ELF | None = None
+    """Weights to start from; random ones if None."""
+
+
+MakeObjective = Callable[[TrainConfig, data.Embedder, Any, ELF], Objective]  # also of the compute type, and a model's shapes
+
+
+def flow_matching(config: TrainConfig, embedder: data.Embedder, dtype, _) -> Objective:
+    """The paper's training (Alg. 3 and 4)."""
+    return Objective(make_loss(config, dtype), embedder)
+
+
+def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll_parts: int = 1) -> Callable:
+    """The train step: (state, frozen networks, rows, key) -> state, metrics."""
+    gradient = jax.grad(loss, has_aux=True)
     in_parts = partial(rearrange, pattern="(m k g) ... -> k (m g) ...", k=config.accumulate, g=slots_of(config).group)
 
-    def step(state: State, embedder: data.Embedder, rows: corpora.Rows, key: PRNGKeyArray):
+    def step(state: State, frozen, rows: corpora.Rows, key: PRNGKeyArray):
         key = jax.random.fold_in(key, state.step)
 
         def add_part(totals, part):
-            return jax.tree.map(jnp.add, totals, gradient(state.model, embedder, *part, key)), None
+            return jax.tree.map(jnp.add, totals, gradient(state.model, frozen, *part, key)), None
 
         if config.accumulate == 1:
-            grads, sums = gradient(state.model, embedder, rows, jnp.arange(config.batch), key)
+            grads, sums = gradient(state.model, frozen, rows, jnp.arange(config.batch), key)
         else:
             parts = jax.tree.map(in_parts, (rows, jnp.arange(config.batch)))
             nothing = (jax.tree.map(jnp.zeros_like, state.model), jnp.zeros((2, 2)))
             (grads, sums), _ = jax.lax.scan(add_part, nothing, parts, unroll=unroll_parts)
         grads = jax.tree.map(lambda g: g / sums[:, 1].sum(), grads)
-        for axes in (("fsdp",), ALL):  # Summed like the weights are stored; from here on, every device does its part.
-            grads = jax.lax.with_sharding_constraint(grads, split(grads, mesh, axes))
+        grads = jax.lax.with_sharding_constraint(grads, split(grads, mesh, ALL))  # From here on, every device does its part.
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
         ema = jax.tree.map(lambda e, m: config.ema * e + (1 - config.ema) * m, state.ema, model)
@@ -174,19 +189,21 @@ def shard_state(state: State, mesh: Mesh) -> State:
     return State(**{part: split(tree, mesh, over[part]) for part, tree in state._asdict().items()})
 
 
-def state_maker(config: TrainConfig, optimizer, vocab: int, embedding: int, mesh: Mesh, unroll: int) -> Callable[[], State]:
+def state_maker(
+    config: TrainConfig, optimizer, vocab: int, embedding: int, mesh: Mesh, unroll: int, start: ELF | None = None
+) -> Callable[[], State]:
     """Makes the state of a run before its first step, every leaf where it belongs."""
 
-    def init():
-        model_key, *_ = jax.random.split(jax.random.key(config.seed), 4)
-        model = make_model(config, vocab, embedding, model_key, unroll)
+    def init(start):
+        model_key, *_ = jax.random.split(jax.random.key(config.seed), 3)
+        model = make_model(config, vocab, embedding, model_key, unroll) if start is None else start
         return State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
 
-    return jax.jit(init, out_shardings=shard_state(jax.eval_shape(init), mesh))
+    return partial(jax.jit(init, out_shardings=shard_state(jax.eval_shape(init, start), mesh)), start)
 
 
-def jit_step(config: TrainConfig, optimizer, state: State, mesh: Mesh, unroll_parts: int = 1) -> Callable:
-    step = make_step(config, optimizer, compute_type(config, mesh), mesh, unroll_parts)
+def jit_step(config: TrainConfig, optimizer, loss: Callable, state: State, mesh: Mesh, unroll_parts: int = 1) -> Callable:
+    step = make_step(config, optimizer, loss, mesh, unroll_parts)
     return jax.jit(step, donate_argnums=0, out_shardings=(shard_state(state, mesh), everywhere(mesh)))
 
 
@@ -202,6 +219,9 @@ class Plan(NamedTuple):
 
     config: TrainConfig
     mesh: Mesh
+    objective: MakeObjective = flow_matching
+    repeated: tuple[tuple[int, Callable[[], jax.stages.Lowered]], ...] = ()
+    """How often what else is repeated in a step, besides the once that it is counted in it; with its loops written out."""
 
     def state(self, optimizer, embedding: int, unroll: int = 1) -> State:
         vocab, _ = data.shapes_for(self.config.encoder, *text_of(self.config))
@@ -215,12 +235,13 @@ class Plan(NamedTuple):
         """All of it, with some layers, or parts of a batch, written out in each round of the loop over them."""
         config, mesh, optimizer, embedder = self.config, self.mesh, optimizer_of(self.config), self.embedder()
         state = self.state(optimizer, len(embedder.mean), unroll_layers)
+        goal = self.objective(config, embedder, compute_type(config, mesh), state.model)
         rows, _ = row_shapes(config.batch, config.length)
         key = jax.eval_shape(lambda: jax.random.key(0))
         with jax.set_mesh(mesh):
-            return jit_step(config, optimizer, state, mesh, unroll_parts).lower(
+            return jit_step(config, optimizer, goal.loss, state, mesh, unroll_parts).lower(
                 shapes_on(state, shard_state(state, mesh)),
-                shapes_on(embedder, everywhere(mesh)),
+                shapes_on(goal.frozen, everywhere(mesh)),
                 shapes_on(rows, by_row(mesh)),
                 shapes_on(key, everywhere(mesh)),
             )
@@ -247,15 +268,15 @@ class Plan(NamedTuple):
             return jax.jit(optimizer.update).lower(model, split_state, model)
 
 
-def preflight_step(config: TrainConfig) -> dict[str, Any]:
-    """What the step would cost on a TPU that need not be there."""
+def preflight_step(config: TrainConfig, plan_of: Callable[[TrainConfig, Mesh], Plan] = Plan, more_passes: float = 0) -> dict:
+    """What the step would cost on a TPU that need not be there; `more_passes` of the network are the objective's own."""
     chip, devices = preflight.topology(config.preflight)
     mesh = make_mesh(config.mesh, config.batch, devices)
-    plan = Plan(config, mesh)
+    plan = plan_of(config, mesh)
     depth, width, heads = SIZES[config.model].values()
     embedder = plan.embedder()
     model = plan.state(optimizer_of(config), len(embedder.mean)).model
-    passes = 3 + (1 - config.p_decode) * config.p_self_cond
+    passes = 3 + (1 - config.p_decode) * (config.p_self_cond + more_passes)
     a_row = preflight.useful_flops(model, embedder.encoder, config.length, passes, config.p_decode)
     found = preflight.inspect(
         config.preflight,
@@ -269,69 +290,6 @@ def preflight_step(config: TrainConfig) -> dict[str, Any]:
     return found | dict(owt_epoch_hours=OWT_ROWS / config.batch * found["predicted_seconds"] / 3600)
 
 
-class Asked(NamedTuple):
-    """Rows whose sources are to be answered; what follows them there is not looked at."""
-
-    embedder: data.Embedder
-    rows: corpora.Rows
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """How texts are sampled; the meaning of each is told in settings.py and eval.py."""
-
-    steps: int
-    w: float
-    cfg: float
-    gamma: float
-    grid: Literal["logit-normal", "uniform"] = "logit-normal"
-    form: Literal["paper", "released"] = "paper"
-
-
-def sampler_of(config: TrainConfig) -> Sampler:
-    return Sampler(config.sample_steps, config.w, config.cfg, config.gamma)
-
-
-def sample_texts(
-    config: TrainConfig,
-    sampler: Sampler,
-    model: ELF,
-    tokenizer,
-    n: int,
-    key: PRNGKeyArray,
-    mesh: Mesh,
-    asked: Asked | None = None,
-) -> list[str]:
-    """n texts from noise, 16 at a time on each device; the answers to the first n sources, where there are any."""
-    if sampler.grid == "uniform":
-        ts = samplers.uniform_grid(sampler.steps)
-    else:
-        ts = samplers.logit_normal_grid(jax.random.fold_in(key, 0), sampler.steps, config.t_mean, config.t_std)
-    settings = dict(w=sampler.w, gamma=sampler.gamma, noise_scale=config.noise_scale, released=sampler.form == "released")
-    size = min(16, -(-n // mesh.size)) * mesh.size
-    shape = (config.length, model.unembed.weight.shape[0])
-
-    @partial(jax.jit, out_shardings=by_row(mesh))
-    def draw_noise(first):
-        """Of each sample, by its number: the same whatever the batch and the mesh."""
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, 1 + i)))(first + jnp.arange(size))
-        z0 = jax.vmap(lambda k: config.noise_scale * jax.random.normal(k, shape))(keys[:, 0])
-        return z0, keys[:, 1]
-
-    model, ts = replicate((model, ts), mesh)
-    texts = []
-    for start in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_chief()):
-        z0, keys = draw_noise(start)
-        given, prefix = None, None
-        if asked:
-            chosen = np.arange(start, start + size) % len(asked.rows.s)
-            batch = jax.jit(data.Embedder.__call__)(asked.embedder, place_rows(asked.rows, chosen, mesh), jnp.zeros(size, bool))
-            given, prefix = samplers.Given(batch.x, batch.prefix, sampler.cfg), asked.rows.prefix[chosen]
-        tokens = samplers.sample(model, z0, ts, keys, given, **settings)
-        texts += corpora.texts_of(fetch(tokens), tokenizer, prefix)
-    return texts[:n]
-
-
 def text_of(config: TrainConfig) -> tuple[str, str, corpora.Layout, Path]:
     """What a corpus is told by."""
     return (
@@ -342,42 +300,22 @@ def text_of(config: TrainConfig) -> tuple[str, str, corpora.Layout, Path]:
     )
 
 
-def report(corpus: corpora.Corpus, texts: list[str]) -> str:
-    """Samples beside what they can be held against, as a table, and three of them to read."""
-    truth = corpus.held_out[: len(texts)]
-    references = [example.text for example in truth]
-    if corpus.has_sources:
-        sides = dict(samples=texts, source=[example.source for example in truth], nothing=[""] * len(texts))
-        columns = {name: metrics.task_scores(side, references) for name, side in sides.items()}
-        last = [f"  {e.source} → {text}  [{e.text}]" for e, text in list(zip(truth, texts, strict=True))[:3]]
-        last += ["", metrics.bleu(texts, references)[1]]
-    else:
-        score = partial(metrics.grammar_scores, corpus.rules) if corpus.rules else metrics.text_scores
-        columns = dict(samples=score(texts), corpus=score(references))
-        last = [f"  {text}" for text in texts[:3]]
-    lines = [f"{len(texts):,} samples".ljust(34) + "".join(f"{name:>10}" for name in columns)]
-    for key in columns["samples"]:
-        form = "{:>10.1%}" if key.startswith(("valid", "distinct", "exact matches")) else "{:>10.3f}"
-        lines.append(f"{key:34}" + "".join(form.format(column[key]) for column in columns.values()))
-    return "\n".join([*lines, "", *last])
-
-
-def as_records(corpus: corpora.Corpus, texts: list[str]) -> list[dict[str, str]]:
-    """Samples to be written, with what they answer, if anything."""
-    if not corpus.has_sources:
-        return [dict(text=text) for text in texts]
-    truth = corpus.held_out[: len(texts)]
-    return [dict(text=text, source=e.source, reference=e.text) for e, text in zip(truth, texts, strict=True)]
-
-
 def prepare(config: TrainConfig) -> tuple[corpora.Corpus, data.Embedder]:
     corpus = corpora.load_corpus(*text_of(config))
     if len(corpus.rows.s) < config.batch:
-        raise Refused(f"--batch {config.batch} is larger than the corpus of {len(corpus.rows.s)} rows")
-    encoder = data.load_encoder(config.encoder, corpus, config.cache)
-    if (statistics := config.directory / "embedding.npz").exists():
-        return corpus, data.Embedder(encoder, *map(jnp.asarray, np.load(statistics).values()))
+        raise Refused(f"--batch {config.batch} is larger than the corpus of {len(corpus.rows.s)} rows: lower it")
+    encoder = data.load_encoder(config.encoder, corpus, config.cache, config.directory)
+    if (config.directory / data.EMBEDDING).exists():
+        return corpus, data.read_embedder(encoder, config.directory, corpus)
     return corpus, data.make_embedder(encoder, corpus.rows, by_channel=config.encoder == "scratch")
+
+
+def keep_embedding(config: TrainConfig, corpus: corpora.Corpus, embedder: data.Embedder):
+    """Into the run: what its embeddings were made with, and the tokenizer."""
+    runs.write_whole(config.directory / data.EMBEDDING, data.describe(embedder, corpus))
+    corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
+    if config.encoder == "scratch" and not (config.directory / "encoder" / "config.json").exists():
+        pretrained.save_t5(embedder.encoder, data.scratch_config(len(corpus.tokenizer)), config.directory / "encoder")
 
 
 def huge_pages():
@@ -387,96 +325,7 @@ def huge_pages():
         os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": tunables})
 
 
-def loggers(config: TrainConfig, first: int) -> list[Callable]:
-    """What is told of every logged step: metrics.jsonl always, others if asked for."""
-    found = [runs.Metrics(config.directory, first).write]
-    if config.wandb:
-        import wandb
-
-        wandb.init(project=config.wandb, name=config.directory.name, config=config.as_json(), dir=config.directory)
-        found.append(lambda step, **values: wandb.log(values, step=step))
-    if config.tensorboard:
-        from tensorboardX import SummaryWriter
-
-        writer = SummaryWriter(str(config.directory / "tensorboard"))
-        found.append(lambda step, **values: [writer.add_scalar(k, v, step) for k, v in values.items()])
-    return found
-
-
-class Progress:
-    """The progress bar and the loggers of a run; only the chief's are heard."""
-
-    def __init__(self, config: TrainConfig, first: int):
-        self.config, self.begun = config, time.time()
-        self.tell = loggers(config, first) if is_chief() else []
-        self.bar = tqdm(
-            total=config.steps,
-            initial=first,
-            unit="step",
-            desc=config.directory.name,
-            dynamic_ncols=True,
-            disable=not is_chief(),
-        )
-        self.restart_clock()
-
-    def restart_clock(self):
-        self.recent, self.waited, self.since = [], 0.0, time.time()
-
-    def add(self, found: dict[str, Array], waited: float):
-        self.recent.append(found)
-        self.waited += waited
-        self.bar.update()
-
-    def write(self, done: int, **more: float):
-        """One line for the steps since the last one. A loss that is not a number ends the run."""
-        values = {k: float(np.mean([each[k] for each in self.recent])) for k in self.recent[0]}
-        if not np.isfinite(values["loss"]):
-            raise Refused(f"the loss became {values['loss']} by step {done}: lower --learning-rate, under another --name")
-        now = time.time()
-        rate = len(self.recent) * self.config.batch * self.config.length / (now - self.since)
-        values |= dict(tokens_per_second=rate, waiting=self.waited / (now - self.since), seconds=now - self.begun)
-        for tell in self.tell:
-            tell(step=done, **values, **more)
-        self.bar.set_postfix(mse=f"{values['mse']:.3f}", ce=f"{values['ce']:.3f}", tokens=f"{rate:,.0f}/s")
-        self.restart_clock()
-
-
-def fit(
-    config: TrainConfig, state: State, load: Callable, advance: Callable, validate: Callable, show: Callable, checkpoints
-) -> State:
-    """Call `advance(state, load(i))` up to the last step: log, validate, save, show samples. A SIGTERM saves and leaves."""
-    first = int(state.step)
-    progress = Progress(config, first)
-    rows_ahead = data.prefetched(load, first, config.steps)
-    with stop_signal() as asked_to_stop:
-        for done in range(first + 1, config.steps + 1):
-            asked = time.time()
-            rows = next(rows_ahead)
-            waited = time.time() - asked
-            state, found = advance(state, rows)
-            progress.add(found, waited)
-            last, stopping = done == config.steps, asked_to_stop(done)
-            saves = done % config.save_every == 0 or last or stopping
-            validation = validate(state) if saves and not stopping else {}
-            if done % config.log_every == 0 or saves:
-                progress.write(done, **validation)
-            if saves:  # after the check in `write`: a broken state is never saved
-                runs.save(checkpoints, done, state, validation)
-            if config.sample_every and done % config.sample_every == 0 and not last:
-                show(state, done)
-                progress.restart_clock()
-            if stopping:
-                break
-    progress.bar.close()
-    runs.finish_saving(checkpoints)
-    if state.step < config.steps:
-        if is_chief():
-            print(f"stopped at step {state.step} and saved; the same command continues")
-        sys.exit(0)
-    return state
-
-
-def train(config: TrainConfig) -> State:
+def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> State:
     check(config)
     mesh = make_mesh(config.mesh, config.batch)
     runs.refuse_others(config.directory, config.as_json(), FREE)
@@ -484,42 +333,45 @@ def train(config: TrainConfig) -> State:
         corpus, embedder = prepare(config)
         if is_chief():
             print(f"{config.data}: {corpus.summary()}")
-            runs.write_config(config.directory, config.as_json())
-            np.savez(config.directory / "embedding.npz", mean=embedder.mean, std=embedder.std)
-            corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
+            runs.write_whole(config.directory / "config.json", json.dumps(config.as_json(), indent=2) + "\n")
+            keep_embedding(config, corpus, embedder)
     optimizer, dtype = optimizer_of(config, in_one_piece(mesh)), compute_type(config, mesh)
+    embedder = data.compute_in(embedder, dtype)
+    sizes = len(corpus.tokenizer), len(embedder.mean)
     unroll = best_unroll(config, mesh)
-    state = state_maker(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh, unroll)()
+    like = jax.eval_shape(lambda: make_model(config, *sizes, jax.random.key(0), unroll))
+    loss, frozen, start = objective(config, embedder, dtype, like)
+    state = state_maker(config, optimizer, *sizes, mesh, unroll, start)()
     checkpoints = runs.open_checkpoints(config.directory, config.keep)
     state = runs.restore_latest(checkpoints, state)
 
-    step = jit_step(config, optimizer, state, mesh)
-    _, train_key, sample_key, validation_key = jax.random.split(jax.random.key(config.seed), 4)
-    embedder = replicate(data.compute_in(embedder, dtype), mesh)
-    train_key, validation_key = replicate((train_key, validation_key), mesh)
-    validation_loss = jax.jit(lambda *args: make_loss(config, dtype)(*args)[1], out_shardings=everywhere(mesh))
-    sampler = sampler_of(config)
-    asked = Asked(embedder, corpus.validation) if corpus.has_sources else None
+    step = jit_step(config, optimizer, loss, state, mesh)
+    _, train_key, validation_key = jax.random.split(jax.random.key(config.seed), 3)
+    sample_key = generate.sampling_key(config.seed)
+    frozen, train_key, validation_key = replicate((frozen, train_key, validation_key), mesh)
+    validation_loss = jax.jit(lambda *args: loss(*args)[1], out_shardings=everywhere(mesh))
+    sampler = generate.sampler_of(config)
+    asked = generate.Asked(replicate(embedder, mesh), corpus.validation) if corpus.has_sources else None
 
     def load(i):
         chosen = data.batch_indices(len(corpus.rows.s), config.batch, config.seed, i)
         return place_rows(corpus.rows, chosen, mesh)
 
     def advance(state, rows):
-        return step(state, embedder, rows, train_key)
+        return step(state, frozen, rows, train_key)
 
     def validate(state):
         """Losses of the averaged weights on held-out rows, always with the same draws."""
         sums = 0
         for row in data.validation_batches(len(corpus.validation.s), config.batch):
-            sums += validation_loss(state.ema, embedder, place_rows(corpus.validation, row, mesh), row, validation_key)
+            sums += validation_loss(state.ema, frozen, place_rows(corpus.validation, row, mesh), row, validation_key)
         return {f"validation_{k}": float(v) for k, v in found_in(sums).items()}
 
     def sample(state, n, name):
         n = min(n, len(corpus.validation.s)) if asked else n
-        texts = sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key, mesh, asked)
+        texts = generate.sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key, mesh, asked)
         if is_chief():
-            runs.write_texts(config.directory / "samples" / f"{name}.jsonl", as_records(corpus, texts))
+            runs.write_texts(config.directory / "samples" / f"{name}.jsonl", generate.as_records(corpus, texts))
         return texts
 
     def show(state, done):
@@ -529,10 +381,11 @@ def train(config: TrainConfig) -> State:
 
     with jax.set_mesh(mesh):
         state = fit(config, state, load, advance, validate, show, checkpoints)
-        texts = sample(state, config.num_samples, "final")
+        texts = sample(state, config.num_samples, "final") if config.num_samples else []
     if is_chief():
         runs.plot_losses(config.directory)
-        print(report(corpus, texts))
+        if texts:
+            print(generate.report(corpus, texts))
     return state
 
 

@@ -8,8 +8,10 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-COMPILED = tempfile.TemporaryDirectory()  # Many tests train the same small model.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED.name)
+if "ELF_TESTS" not in os.environ:  # Processes that this one starts find there what the others compiled and prepared.
+    SHARED = tempfile.TemporaryDirectory()
+    os.environ["ELF_TESTS"] = SHARED.name
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{os.environ['ELF_TESTS']}/compiled")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 QUICK = "--xla_backend_optimization_level=0"  # Compilation is most of what tests do.
 os.environ.setdefault("XLA_FLAGS", f"{QUICK} --xla_force_host_platform_device_count=8")
@@ -30,8 +32,11 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+import mesh  # noqa: E402
 import train  # noqa: E402
 from settings import PRESETS  # noqa: E402
+
+mesh.SMALL = 64  # so that the small networks of the tests are split over devices too
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -59,9 +64,9 @@ def golden_model(golden):
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
+def cache():
     """Where corpora are prepared once for all tests."""
-    return tmp_path_factory.mktemp("cache")
+    return Path(os.environ["ELF_TESTS"]) / "cache"
 
 
 @pytest.fixture(scope="session")

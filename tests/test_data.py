@@ -38,6 +38,9 @@ def test_padding_and_packing():
     packed, rest = corpora.pack_rows([[5, 6], [7, 8, 9], [5]], 4, 1, np.array([4], np.int32))
     assert_array_equal(packed.s, [[4, 5, 6, 1], [7, 8, 9, 1]])
     assert_array_equal(rest, [5, 1])
+    for as_given, expected in ((True, [[5, 6, 7, 8], [9, 1, 9, 1]]), (False, [[5, 6, 7, 8], [1, 9, 1, 1]])):
+        again, _ = corpora.pack_rows([[5, 6, 7, 8], [9, 1], [9]], 4, 1, np.zeros(0, np.int32), as_given)
+        assert_array_equal(again.s, expected)
 
 
 def test_a_text_follows_its_source():

@@ -1,11 +1,24 @@
-"""Measuring a finished run."""
+"""Measuring finished runs: samples, tables, figures, pages."""
 
 import json
+import math
+import shutil
 import sys
+from collections import Counter
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from conftest import GOLDEN
 
+import corpora
 import eval
+import judges
+import paper
+import pretrained
+from errors import Refused
+from mesh import make_mesh
 
 
 def run(monkeypatch, *words):
@@ -21,6 +34,7 @@ def test_samples_are_written_and_scored_and_follow_from_the_seed(finished, tmp_p
         run(monkeypatch, "samples", "--run", config.directory, *settings, "--out", tmp_path / name)
         texts[name] = [json.loads(line)["text"] for line in (tmp_path / name).read_text().splitlines()]
     assert len(texts["one"]) == 6 and texts["one"] == texts["again"] != texts["other"]
+    assert "samples of whole" in (tmp_path / "one.html").read_text()
     said = capsys.readouterr().out
     for word in ("valid sentences", "exact perplexity", "unigram entropy", "gamma 1.5", texts["other"][0]):
         assert word in said
@@ -45,6 +59,118 @@ def test_a_directory_without_a_run_is_refused(tmp_path, monkeypatch, finished):
 def test_nothing_to_sample_is_refused(finished, monkeypatch, words):
     with pytest.raises(SystemExit, match="must be at least 1"):
         run(monkeypatch, "samples", "--run", finished[0].directory, *words)
+
+
+def test_a_table_has_our_numbers_and_the_papers_and_is_measured_once(finished, tmp_path, monkeypatch, capsys):
+    config, _ = finished
+    words = ["table", "system", "--run", config.directory, "--num-samples", 4, "--seeds", 0, 1, "--out", tmp_path / "system"]
+    run(monkeypatch, *words)
+    said = capsys.readouterr().out
+    assert "67.32 ± 2.25" in said and "5.15 ± 0.002" in said and "4 samples, seed 0, 1" in said
+    assert "| 8 | 3.0 | 2.0 |" in (tmp_path / "system.md").read_text()
+    assert len((tmp_path / "system.csv").read_text().splitlines()) == 4
+    monkeypatch.setattr(eval.generate, "sample_texts", None)  # a second time, nothing is sampled
+    run(monkeypatch, *words)
+    assert capsys.readouterr().out == said
+
+
+def test_runs_are_compared_in_a_table_and_a_plot(finished, tmp_path, monkeypatch, capsys):
+    config, _ = finished
+    other = shutil.copytree(config.directory, tmp_path / "other")
+    run(monkeypatch, "compare", config.directory, other, "--steps", 2, "--num-samples", 4, "--out", tmp_path / "both")
+    said = capsys.readouterr().out
+    assert "whole" in said and "other" in said and (tmp_path / "both.png").stat().st_size > 5_000
+
+
+def test_a_figure_is_drawn_and_its_numbers_are_written(finished, tmp_path, monkeypatch, capsys):
+    config, _ = finished
+    monkeypatch.setattr(eval.figures, "SCALES", (1.0, 2.0))
+    run(monkeypatch, "figure", "guidance", "--run", config.directory, "--num-samples", 4, "--out", tmp_path / "guidance")
+    assert (tmp_path / "guidance.png").stat().st_size > 10_000
+    assert len((tmp_path / "guidance.csv").read_text().splitlines()) == 5
+    with pytest.raises(SystemExit, match="its texts have no source"):
+        run(monkeypatch, "figure", "cfg", "--run", config.directory)
+
+
+def test_a_trajectory_ends_in_the_sample(finished, tmp_path, monkeypatch, capsys):
+    config, _ = finished
+    settings = ["--run", config.directory, "--steps", 4, "--gamma", 1, "--seed", 3]
+    run(monkeypatch, "trajectory", *settings, "--frames", 3, "--samples", 2, "--out", tmp_path / "page.html")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("t = ")]
+    assert [line[:9] for line in lines][::3] == ["t = 0.000", "t = 1.000"]
+    run(monkeypatch, "samples", *settings, "--num-samples", 2, "--out", tmp_path / "samples.jsonl")
+    first = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])["text"]
+    assert lines[-1] == f"t = 1.000  {first}"
+    assert 'type="range"' in (tmp_path / "page.html").read_text()
+
+
+def test_tokens_are_counted(finished, tmp_path, monkeypatch, capsys):
+    config, _ = finished
+    run(monkeypatch, "table", "tokens", "--run", config.directory, "--out", tmp_path / "tokens")
+    assert "16 x 20 x 30" in capsys.readouterr().out
+    for name, (base, distillation, billions, ratio) in paper.TOKENS.items():
+        total = sum(math.prod(part) for part in (base, distillation) if part) or 5 * paper.OWT_TOKENS
+        assert round(total / 1e9, 1) == billions and round(total / (5 * paper.OWT_TOKENS), 1) == ratio, name
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    """The golden GPT-2 with a tokenizer of words, as a directory."""
+    directory = tmp_path_factory.mktemp("judge")
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / "gpt2" / file, directory)
+    corpora.word_tokenizer([f"word{i}" for i in range(80)]).save_pretrained(directory)
+    return directory
+
+
+def test_perplexity_and_entropy_equal_a_slow_computation(judge):
+    """Token by token in NumPy: every token but the first, and the EOS that ends a text, unless there is no room for it."""
+    rng, mesh = np.random.default_rng(0), make_mesh("1", 0)
+    texts = [" ".join(f"word{rng.integers(80)}" for _ in range(n)) for n in (1, 5, 30, 63, 64, 90)] + [""]
+    scores = judges.gpt2_judge(str(judge), mesh).score(texts)
+    logits_of, tokenizer = jax.jit(pretrained.load_gpt2(judge).__call__), corpora.load_tokenizer(judge)
+    nll, count, entropies = 0.0, 0, []
+    for text in texts:
+        tokens = tokenizer(text)["input_ids"][:64]
+        seen = [*tokens, tokenizer.eos_token_id][:64]
+        logits = np.asarray(logits_of(jnp.asarray([seen + [7] * (64 - len(seen))]))[0], np.float64)  # what follows is not seen
+        for i in range(1, len(seen)):
+            nll += np.log(np.exp(logits[i - 1]).sum()) - logits[i - 1, seen[i]]
+            count += 1
+        shares = [n / len(tokens) for n in Counter(tokens).values()]
+        entropies.append(-sum(p * math.log(p) for p in shares))
+    assert scores["Gen. PPL"] == pytest.approx(math.exp(nll / count), rel=1e-4)
+    assert scores["unigram entropy (nats)"] == pytest.approx(np.mean(entropies))
+    assert count == 1 + 5 + 30 + 63 + 63 + 63
+
+
+def test_a_run_can_be_judged_by_gpt2(finished, judge, tmp_path, monkeypatch, capsys):
+    config, _ = finished
+    words = ["--run", config.directory, "--steps", 2, "--num-samples", 4, "--judge", judge, "--out", tmp_path / "out.jsonl"]
+    run(monkeypatch, "samples", *words)
+    assert "Gen. PPL" in capsys.readouterr().out
+
+
+def test_nothing_to_judge_and_missing_judges_are_refused(judge, tmp_path, finished, monkeypatch):
+    found = judges.gpt2_judge(str(judge), make_mesh("1", 0))
+    with pytest.raises(Refused, match="nothing to judge: all of the 2 texts are empty"):
+        found.score(["", "  "])
+    with pytest.raises(SystemExit, match="--judge nowhere: no such directory here"):
+        run(monkeypatch, "samples", "--run", finished[0].directory, "--judge", "nowhere")
+    with pytest.raises(SystemExit, match=r"has no config.json"):
+        run(monkeypatch, "samples", "--run", finished[0].directory, "--judge", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["released_orbax/checkpoint_0", "checkpoint_7", "torch_checkpoint_7"])
+def test_released_weights_load_by_path(name, golden_model):
+    import trained
+
+    path = trained.find_checkpoint(str(GOLDEN / name))
+    tensors = trained.read_released(path, "params")
+    sizes = trained.sizes_of(tensors, path)
+    assert sizes["depth"] == golden_model.depth and sizes["vocab"] == golden_model.unembed.weight.shape[1]
+    with pytest.raises(Refused, match="its name does not tell what it was trained on"):
+        trained.load(str(GOLDEN / name), make_mesh("1", 0))
 
 
 def test_speed_times_every_part(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +41,8 @@ def read(name, split="train"):
         ([dict(document="a mat", summary="mat", id=3)], Example("mat", "a mat")),
         ([dict(translation=dict(de="Katze", en="cat"))], Example("cat", "Katze")),
         ([dict(condition_input_ids=[3, 1], input_ids=[4, 1])], Example([4, 1], [3, 1])),
+        ([dict(condition_input_ids=[3], input_ids=[4], input="a", target="b")], Example([4], [3], readable=("b", "a"))),
+        ([dict(translation="not two languages", text="the cat")], Example("the cat")),
     ],
 )
 def test_columns_are_known_by_name(records, expected, tmp_path):
@@ -72,11 +75,12 @@ def test_a_directory_tells_its_splits_by_names(tmp_path):
 
 
 def test_what_cannot_be_used_is_counted(tmp_path):
-    lines = [b'{"text": "the cat"}', b'{"text": "\xff"}', b"{cut", b'{"other": 1}', b'{"text": ""}', b'{"text": 3}', b"", b"[1]"]
+    lines = [b'\xef\xbb\xbf{"text": "the cat"}', b'{"text": "\xff"}', b"{cut", b'{"other": 1}', b'{"text": " "}', b'{"text": 3}']
+    lines += [b"", b"[1]", b'{"text": "\\ud800"}', b'{"text": [3, "a"]}', b'{"source": "a", "target": "b"}']
     (tmp_path / "bad.jsonl").write_bytes(b"\n".join(lines))
     found, told = read(tmp_path / "bad.jsonl")
     assert found == [Example("the cat")]
-    assert told == {"unreadable lines": 2, "records without a text (or its source)": 4}
+    assert told == {"unreadable lines": 2, "records without a text (or its source)": 7}
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", '{"source": "a"}\n'])
@@ -86,9 +90,47 @@ def test_files_without_texts_are_refused(content, tmp_path):
         read(tmp_path / "empty.jsonl")
 
 
-def test_a_directory_without_files_is_refused(tmp_path):
+def test_files_that_cannot_be_used_are_refused(tmp_path):
     with pytest.raises(Refused, match=r"no .jsonl, .txt, .parquet files there"):
         sources.find(str(tmp_path))
+    (tmp_path / "a.csv").write_text("text\nthe cat\n")
+    with pytest.raises(Refused, match=r"cannot read .csv files; give .jsonl"):
+        sources.find(str(tmp_path / "a.csv"))
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    with pytest.raises(Refused, match=r"empty.parquet: not a Parquet file"):
+        read(tmp_path / "empty.parquet")
+
+
+@pytest.mark.parametrize(
+    "names, complaint",
+    [
+        (["validation.jsonl", "test.jsonl"], "there is none to train on"),
+        (["train.jsonl", "value.jsonl"], "value.jsonl belongs to none"),
+    ],
+)
+def test_directories_whose_splits_are_unclear_are_refused(names, complaint, tmp_path):
+    for name in names:
+        write_jsonl(tmp_path / name, [dict(text="a")])
+    with pytest.raises(Refused, match=complaint):
+        sources.find(str(tmp_path))
+    assert (
+        sources.split_of(Path("test/train-0.jsonl")) == "train"
+        and sources.split_of(Path("validation/0000.parquet")) == "validation"
+    )
+
+
+def test_a_split_for_testing_is_scored_when_asked_for(tokenizer, tmp_path):
+    for split, text in (("train", "the cat"), ("validation", "a mat"), ("test", "on us")):
+        write_jsonl(tmp_path / f"{split}.jsonl", [dict(text=text)])
+    for split, text in (("validation", "a mat"), ("test", "on us")):
+        corpus = corpora.load_corpus(str(tmp_path), tokenizer, Layout(9), tmp_path / "cache", split)
+        assert corpus.held_out == [Example(text)] and corpus.split == split
+
+
+def test_references_are_the_words_given_beside_tokens(tokenizer, tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [dict(condition_input_ids=[3], input_ids=[4], input="a", target="b c")] * 200)
+    corpus = corpora.load_corpus(str(tmp_path), tokenizer, Layout(8, source=4), tmp_path / "cache")
+    assert corpus.held_out == [Example("b c", "a")] * 2
 
 
 def test_rows_are_prepared_once_and_cuts_are_counted(tokenizer, tmp_path):
@@ -128,5 +170,12 @@ def test_bad_tokens_and_layouts_are_refused(tokenizer, tmp_path):
     (tmp_path / "few.txt").write_text("a cat\n")
     with pytest.raises(Refused, match="too little text"):
         corpora.load_corpus(str(tmp_path / "few.txt"), tokenizer, Layout(1000, pack=True), tmp_path / "cache")
+    (tmp_path / "two").mkdir()
+    write_jsonl(tmp_path / "two" / "train.jsonl", [dict(source="a cat", target="a mat")])
+    write_jsonl(tmp_path / "two" / "validation.jsonl", [dict(text="a mat")])
+    with pytest.raises(Refused, match="sources in one split and none in another"):
+        corpora.load_corpus(str(tmp_path / "two"), tokenizer, Layout(8, source=4), tmp_path / "cache")
+    with pytest.raises(Refused, match="of fewer than 100, none is held out"):
+        corpora.load_corpus(str(tmp_path / "few.txt"), tokenizer, Layout(8), tmp_path / "cache")
     with pytest.raises(Refused, match="give one by --tokenizer"):
         corpora.load_corpus(str(tmp_path / "few.txt"), "scratch", Layout(8), tmp_path / "cache")

@@ -16,6 +16,7 @@ import metrics
 import pretrained
 import tasks
 import train
+from errors import Refused
 
 
 @pytest.mark.parametrize("name, types", [("translate", 300), ("summarize", 80)])
@@ -38,10 +39,11 @@ def test_german_has_another_word_order():
 def test_scores_of_answers():
     answers = ["the cat sat on the mat .", "a dog barks in the yard ."]
     perfect = metrics.task_scores(answers, answers)
-    assert perfect["BLEU"] == pytest.approx(100) and perfect["ROUGE-L"] == 100 and perfect["exact matches"] == 1
+    assert perfect["BLEU"] == pytest.approx(100) and perfect["ROUGE-L"] == (100, 0) and perfect["exact matches"] == 1
     nothing = metrics.task_scores(["", ""], answers)
-    assert nothing["BLEU"] == nothing["ROUGE-L"] == nothing["exact matches"] == 0
+    assert nothing["BLEU"] == nothing["exact matches"] == 0 and nothing["ROUGE-L"] == (0, 0)
     assert "case:lc" in metrics.bleu(answers, answers)[1]
+    assert metrics.shown("ROUGE-L", (35.123, 0.119)) == "35.12 ± 0.12" and metrics.shown("exact matches", 0.5) == "50.0%"
     assert metrics.mean_and_error([1.0, 2.0, 3.0]) == pytest.approx((2, 1 / 3**0.5))
 
 
@@ -65,10 +67,29 @@ def test_a_run_with_sources_answers_held_out_ones(answered, capsys):
     lines = [json.loads(line) for line in (config.directory / "samples" / "final.jsonl").open()]
     assert len(lines) == 2  # every hundredth of 200
     assert lines[0]["reference"].startswith("On ") and lines[0]["source"].startswith("The ")
-    eval.Samples(config.directory, steps=2, cfg=1.0)()
+    capsys.readouterr()
+    eval.Samples(run=str(config.directory), how=eval.Settings(steps=2, cfg=1.0))()
     said = capsys.readouterr().out
-    for words in ("BLEU", "ROUGE-L", "exact matches", "nrefs:1|case:lc|eff:yes"):
+    for words in ("2 samples, validation split", "BLEU", "ROUGE-L", "exact matches", "nrefs:1|case:lc|eff:yes"):
         assert words in said
+    eval.TableCommand(name="downstream", run=(str(config.directory),))()
+    said = capsys.readouterr().out
+    assert "27.80 ± 0.12" in said and "26.40" in said
+    with pytest.raises(Refused, match="--split test: the data has none; there are train, validation"):
+        eval.Samples(run=str(config.directory), split="test")()
+
+
+def test_another_encoder_or_other_rows_are_refused(answered, tmp_path):
+    """A run says so, rather than go on with embeddings that it was not trained on."""
+    config, _ = answered
+    moved = dataclasses.replace(config, runs=tmp_path)
+    shutil.copytree(config.directory, moved.directory)
+    file = moved.directory / data.EMBEDDING
+    kept = json.loads(file.read_text())
+    for what, complaint in (("encoder", "trained with another encoder"), ("rows", "trained on other rows")):
+        file.write_text(json.dumps(kept | {what: "0"}))
+        with pytest.raises(Refused, match=complaint):
+            train.train(moved)
 
 
 def test_a_run_with_sources_continues(answered):

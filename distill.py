@@ -1,0 +1,286 @@
+"""Distill a trained ELF into one of few steps: progressive distillation, the paper's Appendix B.
+
+    python distill.py --teacher runs/stories-desk                     rounds of 16, 8, 4, 2 and 1 steps, then their tables
+    python distill.py --teacher runs/owt-elf-b --mesh 64 --rounds 16 8
+
+One step of a student learns to go where 64 / N steps of the teacher go. Every round is a run of its own, begun from the one
+before it, and the same command continues an interrupted one.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import tyro
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+import corpora
+import data
+import losses
+import preflight
+import runs
+import tables
+import train
+import trained
+from elf import ELF, SIZES
+from errors import Refused
+from measure import bench_for
+from mesh import ALL, by_row, everywhere, is_chief, join_processes, make_mesh, shapes_on
+from settings import OWT_ROWS, TrainConfig, config_from, preset
+
+
+@dataclass(frozen=True)
+class Distill:
+    teacher: str
+    """Directory of a run, or a released checkpoint; its averaged weights teach."""
+    rounds: tuple[int, ...] = (16, 8, 4, 2, 1)
+    """Steps of the student in each round."""
+    teacher_steps: int = 64
+    """Steps of the teacher from noise to data."""
+    steps: int | None = None
+    """Optimizer steps of a round; by default one epoch."""
+    warmup_steps: int | None = None
+    """Of them with a growing learning rate; by default a tenth of the round."""
+    learning_rate: float | None = None
+    """By default the teacher's."""
+    batch: int | None = None
+    """Rows per step; by default the teacher's."""
+    name: str = ""
+    """Rounds live in <runs>/<name>/<steps of the student>; by default <teacher>-distilled."""
+    runs: Path = Path("runs")
+    """Directory of all runs."""
+    num_samples: int | None = None
+    """Texts for each number in the tables; by default as many as the teacher's run says. 0 for no tables."""
+    judge: str = ""
+    """Who judges them, as in eval.py."""
+    data: str = ""
+    """What a released teacher was trained on, if its name does not tell."""
+    encoder: str = ""
+    """T5 directory for a released teacher, if not t5-small from the hub."""
+    mesh: str = "1"
+    """Devices, as in train.py."""
+    coordinator: str = ""
+    """As in train.py."""
+    processes: int = 1
+    """As in train.py."""
+    process_id: int = 0
+    """As in train.py."""
+    save_every: int | None = None
+    """Steps between checkpoints; by default the teacher's."""
+    preflight: str = ""
+    """Do not train: compile the step of each round for a TPU, as in train.py."""
+    preflight_json: Path | None = None
+    """File for the numbers of that, by round."""
+
+    def directory(self, student_steps: int) -> Path:
+        return Path(self.name or f"{Path(self.teacher).name}-distilled") / str(student_steps)
+
+
+# The objective
+
+
+def sub_grid(
+    key: PRNGKeyArray, row: Int[Array, " N"], t: Float[Array, " N"], r: Float[Array, " N"], k: int, mean: float, std: float
+) -> Float[Array, "K N"]:
+    """k steps of the teacher inside [t, r] of every row, at sorted logit-normal times; both ends included."""
+    normal = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, i), 6), (k - 1,)))(row)
+    inner = jnp.sort(losses.logit_normal(normal, mean, std), axis=1).T
+    return jnp.concatenate([t[None], t + (r - t) * inner, r[None]])
+
+
+def follow(
+    teacher: ELF, z: Float[Array, "N L E"], x_prev: Float[Array, "N L E"], w: Float[Array, " N"], ts: Float[Array, "K N"], keep
+) -> Float[Array, "N L E"]:
+    """Where the teacher's Euler steps over the times `ts` lead; `keep` puts the clean prefix back into a state."""
+
+    def step(carry, times):
+        z, x_prev = carry
+        t, t_next = times
+        x_hat = keep(teacher.denoise(z, x_prev, t, w))
+        return (keep(z + (t_next - t)[:, None, None] * losses.velocity(x_hat, z, t)), x_hat), None
+
+    (z, _), _ = jax.lax.scan(step, (z, x_prev), (ts[:-1], ts[1:]))
+    return z
+
+
+def token_losses(
+    model: ELF,
+    teacher: ELF,
+    batch: losses.Batch,
+    draws: losses.Draws,
+    ts: Float[Array, "K N"],
+    slots: losses.Slots,
+    *,
+    noise_scale: float,
+    decode_noise_scale: float,
+) -> Float[Array, "N L"]:
+    """Eq. 4 in the denoiser rows, Alg. 4 in the decoder rows. Teacher and student see the same w and self-conditioning."""
+    z, x_prev, t, _ = losses.make_inputs(teacher, batch, draws, slots, noise_scale, decode_noise_scale)
+    keep = partial(jnp.where, batch.prefix[..., None], batch.x)
+    x_target = losses.distill_target(z, follow(teacher, z, x_prev, draws.w, ts, keep), ts[0], ts[-1])
+    h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
+    return losses.with_decoder(model, h, batch, draws, slots, losses.distill_loss(model.predict(h), x_target))
+
+
+def make_loss(config: TrainConfig, dtype, student_steps: int, teacher_steps: int) -> Callable:
+    """(model, (embedder, teacher), rows, their numbers, key) -> summed loss, and its sum and count in each branch."""
+    slots = train.slots_of(config)
+    scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
+
+    def loss(model: ELF, frozen: tuple[data.Embedder, ELF], rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
+        embedder, teacher = frozen
+        draws, drop = train.draw(config, key, row, rows.s.shape[1], len(embedder.mean), slots.group)
+        t = (1 - 1 / student_steps) * draws.t
+        ts = sub_grid(key, row, t, t + 1 / student_steps, teacher_steps // student_steps, config.t_mean, config.t_std)
+        batch = embedder(rows, drop)
+        draws = draws._replace(t=t)
+        per_token = token_losses(train.cast(model, dtype), train.cast(teacher, dtype), batch, draws, ts, slots, **scales)
+        sums = losses.branch_sums(per_token, batch, draws)
+        return sums[:, 0].sum(), sums
+
+    return loss
+
+
+# The rounds
+
+
+def check(asked: Distill):
+    for n in asked.rounds:
+        if n < 1 or asked.teacher_steps % n:
+            raise Refused(f"--rounds {n}: must divide the teacher's {asked.teacher_steps} steps")
+    if list(asked.rounds) != sorted(set(asked.rounds), reverse=True):
+        raise Refused(f"--rounds {' '.join(map(str, asked.rounds))}: each must have fewer steps than the one before")
+
+
+def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch: int) -> TrainConfig:
+    """The settings of a round: the teacher's, but for the length of training and how samples are drawn (Appendix B)."""
+    given = dict(learning_rate=asked.learning_rate, batch=asked.batch, save_every=asked.save_every)
+    base = replace(teacher, **{k: v for k, v in given.items() if v is not None})
+    steps = asked.steps or max(1, epoch // base.batch)
+    warmup = max(1, steps // 10) if asked.warmup_steps is None else asked.warmup_steps
+    return replace(
+        base,
+        steps=steps,
+        warmup_steps=warmup,
+        teacher=asked.teacher,
+        teacher_steps=asked.teacher_steps,
+        student_steps=student_steps,
+        name=str(asked.directory(student_steps)),
+        runs=asked.runs,
+        mesh=asked.mesh,
+        sample_steps=student_steps,
+        w=2.5,
+        gamma=1.5,
+        num_samples=0,
+        sample_every=0,
+    )
+
+
+def objective_of(teacher: ELF | None, student: ELF | None) -> train.MakeObjective:
+    """Without a teacher and a student, of shapes alone."""
+
+    def objective(config: TrainConfig, embedder: data.Embedder, dtype, like: ELF) -> train.Objective:
+        loss = make_loss(config, dtype, config.student_steps, config.teacher_steps)
+        return train.Objective(loss, (embedder, like if teacher is None else teacher), student)
+
+    return objective
+
+
+def distill(asked: Distill) -> list[Path]:
+    """All rounds, one after the other; the directories of their runs."""
+    check(asked)
+    mesh = make_mesh(asked.mesh, 0)
+    teacher = trained.load(asked.teacher, mesh, corpus=asked.data, encoder=asked.encoder)
+    corpus = teacher.corpus()
+    embedder = teacher.embedder(corpus)
+    student, directories = teacher.model, []
+    for i, n in enumerate(asked.rounds, 1):
+        config = round_config(asked, teacher.config, n, len(corpus.rows.s))
+        runs.refuse_others(config.directory, config.as_json(), train.FREE)
+        if is_chief():
+            print(f"\nround {i} of {len(asked.rounds)}: a student of {n} steps, each {asked.teacher_steps // n} of the teacher's")
+            train.keep_embedding(config, corpus, embedder)
+        student = train.train(config, objective_of(teacher.model, student)).ema
+        directories.append(config.directory)
+    return directories
+
+
+def show_tables(asked: Distill, directories: list[Path]):
+    """The paper's Tables 4 and 5: the last student beside its teacher, and all students."""
+    mesh, out = make_mesh(asked.mesh, 0), directories[-1].parent
+    teacher = trained.load(asked.teacher, mesh, corpus=asked.data, encoder=asked.encoder)
+    n = teacher.config.num_samples if asked.num_samples is None else asked.num_samples
+    *_, last = students = [bench_for(trained.load(str(d), mesh), mesh, n, asked.judge) for d in directories]
+    if last.judge is None:
+        return tables.write(tables.downstream(students, [0]), out / "downstream")
+    tables.write(tables.few_step([last, bench_for(teacher, mesh, n, asked.judge)], [0]), out / "few-step")
+    print()
+    tables.write(tables.rounds(students, [0]), out / "rounds")
+
+
+def preflight_rounds(asked: Distill):
+    """What a step costs in the first and the last round asked for."""
+    check(asked)
+    teacher, found = teacher_config(asked), {}
+    for n in dict.fromkeys([asked.rounds[0], asked.rounds[-1]]):
+        config = replace(round_config(asked, teacher, n, OWT_ROWS), preflight=asked.preflight)
+        k = asked.teacher_steps // n
+        found[n] = train.preflight_step(config, partial(plan_of, k), more_passes=k)
+        print(f"a student of {n} steps, each {k} of the teacher's:")
+        preflight.print_report(found[n])
+    if asked.preflight_json:
+        asked.preflight_json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def teacher_config(asked: Distill) -> TrainConfig:
+    """Of a run, a released checkpoint, or a size by name, which is enough for planning."""
+    if asked.teacher in SIZES:
+        return preset(asked.teacher, asked.data or None)
+    if (Path(asked.teacher) / "config.json").exists():
+        return config_from(json.loads((Path(asked.teacher) / "config.json").read_text()))
+    return trained.load(asked.teacher, make_mesh("1", 0), corpus=asked.data, encoder=asked.encoder).config
+
+
+def plan_of(k: int, config: TrainConfig, mesh: Mesh) -> train.Plan:
+    """The step of a round; the k steps of its teacher are a loop, of which it shows one."""
+    plan = train.Plan(config, mesh, objective_of(None, None))
+
+    def one_step():
+        embedding, dtype, n = len(plan.embedder().mean), train.compute_type(config, mesh), config.batch // config.accumulate
+        teacher = plan.state(train.optimizer_of(config), embedding, SIZES[config.model]["depth"]).model
+        z, w = jax.ShapeDtypeStruct((n, config.length, embedding), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.float32)
+        ts = jax.ShapeDtypeStruct((2, n), jnp.float32, sharding=NamedSharding(mesh, P(None, ALL)))
+        with jax.set_mesh(mesh):
+            step = jax.jit(lambda teacher, *args: follow(train.cast(teacher, dtype), *args, keep=lambda z: z))
+            return step.lower(shapes_on(teacher, everywhere(mesh)), *(shapes_on(a, by_row(mesh)) for a in (z, z, w)), ts)
+
+    return plan._replace(repeated=((k - 1, one_step),))
+
+
+def main():
+    begun = time.time()
+    asked = tyro.cli(Distill, description=__doc__)
+    try:
+        if asked.preflight:
+            return preflight_rounds(asked)
+        train.huge_pages()
+        join_processes(asked.coordinator, asked.processes, asked.process_id)
+        directories = distill(asked)
+        if asked.num_samples != 0:
+            show_tables(asked, directories)
+    except Refused as refusal:
+        sys.exit(f"error: {refusal}")
+    if is_chief():
+        print(f"\n{directories[-1].parent}: {(time.time() - begun) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()

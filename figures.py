@@ -1,0 +1,182 @@
+"""The paper's figures, drawn from our runs; where the paper prints the numbers of a curve, it is drawn beside ours."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import paper
+from errors import Refused
+from generate import Sampler
+from measure import Bench, over_seeds
+from metrics import Score
+from tables import ENTROPY, Table, notes_of, number, unconditional, valid_note
+
+SCALES = (0.5, 1.0, 1.5, 2.0, 3.0)
+STEPS = (4, 8, 16, 32, 64)
+GAMMAS = (0.0, 0.5, 1.0, 1.5, 2.0)
+CFG_SCALES = (1.0, 1.5, 2.0, 3.0, 4.0)
+
+
+class Point(NamedTuple):
+    label: str
+    """What is varied along the curve."""
+    x: float
+    y: float
+
+
+class Figure(NamedTuple):
+    title: str
+    x: str
+    y: str
+    curves: dict[str, list[Point]]
+    theirs: dict[str, list[Point]]
+    """The paper's, drawn on an axis of its own as its judge and data are others."""
+    table: Table
+    log_x: bool = False
+
+
+def value(score: Score) -> float:
+    return score[0] if isinstance(score, tuple) else score
+
+
+def sweep(
+    title: str,
+    benches: Sequence[Bench],
+    seeds: Sequence[int],
+    curves: dict[str, dict[str, Sampler]],
+    x: str | Sequence[float],
+    y: Callable[[Bench], str],
+    axes: tuple[str, str],
+    theirs: dict[str, list[Point]] | None = None,
+    log_x: bool = False,
+) -> Figure:
+    """Measure every sampler of every curve (label -> sampler). `x` is a score, or the numbers along the axis."""
+    drawn, rows, names = {}, [], []
+    for bench in benches:
+        for name, samplers in curves.items():
+            points = []
+            for i, (label, sampler) in enumerate(samplers.items()):
+                scores = over_seeds(bench, sampler, seeds)
+                names = list(scores)
+                points.append(Point(label, value(scores[x]) if isinstance(x, str) else x[i], value(scores[y(bench)])))
+                rows.append([bench.trained.name, name, label, *(number(scores[n]) for n in names)])
+            drawn[name if len(benches) == 1 else f"{bench.trained.name}, {name}"] = points
+    table = Table(title, ["run", "curve", "at", *names], rows, notes_of(benches, seeds, valid_note(benches)))
+    return Figure(title, *axes, drawn, theirs or {}, table, log_x)
+
+
+def perplexity(bench: Bench) -> str:
+    return bench.perplexity
+
+
+def printed(gamma: float, size: str = "elf-b") -> list[Point]:
+    """The paper's points of Table 10, from smaller to larger guidance."""
+    found = [(s.w, theirs[size]) for s, theirs in paper.SCALING.items() if s.gamma == gamma and s.w <= 3]
+    return [Point(f"w {w:g}", entropy, ppl) for w, (ppl, entropy) in found]
+
+
+def guidance(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
+    """Figures 4 and 6: perplexity against entropy over guidance scales."""
+    unconditional(benches)
+    curves = {kind: {f"w {w:g}": Sampler(64, w, 1.0, gamma) for w in SCALES} for kind, gamma in (("ODE", 0.0), ("SDE, γ 1", 1.0))}
+    theirs = {"ELF-B, ODE": printed(0.0), "ELF-B, SDE, γ 1": printed(1.0)}
+    title = "Guidance scale (Figures 4 and 6), 64 steps"
+    return sweep(title, benches, seeds, curves, ENTROPY, perplexity, ("entropy", "perplexity"), theirs)
+
+
+def samplers(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
+    """Figure 5c: ODE and SDE over numbers of steps."""
+    unconditional(benches)
+    curves = {
+        kind: {f"{n} steps": Sampler(n, 1.0, 1.0, gamma) for n in STEPS} for kind, gamma in (("ODE", 0.0), ("SDE, γ 1", 1.0))
+    }
+    return sweep("Samplers (Figure 5c), w 1", benches, seeds, curves, STEPS, perplexity, ("steps", "perplexity"), log_x=True)
+
+
+def schedules(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
+    """Figure 16a: time schedules over numbers of steps."""
+    unconditional(benches)
+    curves = {grid: {f"{n} steps": Sampler(n, 1.0, 1.0, 0.0, grid=grid) for n in STEPS} for grid in ("logit-normal", "uniform")}
+    title = "Time schedules (Figure 16a), ODE, w 1"
+    return sweep(title, benches, seeds, curves, STEPS, perplexity, ("steps", "perplexity"), log_x=True)
+
+
+def gammas(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
+    """Figure 16b: perplexity against entropy over γ."""
+    unconditional(benches)
+    curves = {"SDE": {f"γ {gamma:g}": Sampler(64, 1.0, 1.0, gamma) for gamma in GAMMAS}}
+    title = "Noise re-injection (Figure 16b), 64 steps, w 1"
+    return sweep(title, benches, seeds, curves, ENTROPY, perplexity, ("entropy", "perplexity"))
+
+
+def cfg(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
+    """Figure 17: the task's score over guidance scales of the condition."""
+    for bench in benches:
+        if bench.judge:
+            raise Refused(f"--run {bench.trained.name}: its texts have no source to be guided by")
+    curves = {"ODE, 64 steps": {f"cfg {scale:g}": Sampler(64, 1.0, scale, 0.0) for scale in CFG_SCALES}}
+    title = "Guidance by the condition (Figure 17)"
+    return sweep(title, benches, seeds, curves, CFG_SCALES, lambda _: "BLEU", ("guidance scale", "BLEU"))
+
+
+def trade_off(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
+    """Figures 7 and 9c: the frontier of perplexity and entropy at every number of steps."""
+    unconditional(benches)
+    curves = {f"{n} steps": {f"w {w:g}": Sampler(n, w, 1.0, 1.5) for w in SCALES} for n in (4, 8, 16, 32)}
+    theirs = {"ELF-B, w 3 (Table 9)": [Point(f"{s.steps} steps", e[0], p[0]) for s, (p, e) in paper.SYSTEM.items()]}
+    theirs["ELF + PD (Table 4)"] = [Point(f"{n} steps", row[-1][1], row[-1][0]) for n, row in paper.FEW_STEP.items()]
+    title = "Trade-off by steps (Figures 7 and 9c), γ 1.5"
+    return sweep(title, benches, seeds, curves, ENTROPY, perplexity, ("entropy", "perplexity"), theirs)
+
+
+def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[Sampler]) -> Figure:
+    """One point for each run: perplexity against entropy, or the scores of its answers."""
+    if len({bench.judge is None for bench in benches}) > 1:
+        raise Refused("runs with sources and without are judged by different scores: compare them apart")
+    scored = [over_seeds(bench, sampler, seeds) for bench, sampler in zip(benches, samplers, strict=True)]
+    answers = benches[0].judge is None
+    x, y = ("BLEU", "ROUGE-L") if answers else (ENTROPY, benches[0].perplexity)
+    curves = {b.trained.name: [Point("", value(s[x]), value(s[y]))] for b, s in zip(benches, scored, strict=True)}
+    rows = [[b.trained.name, *map(number, s.values())] for b, s in zip(benches, scored, strict=True)]
+    settings = "; ".join(f"{b.trained.name}: {s}" for b, s in zip(benches, samplers, strict=True))
+    table = Table("Runs side by side", ["run", *scored[0]], rows, [*notes_of(benches, seeds, valid_note(benches)), settings])
+    return Figure("Runs side by side", x, y, curves, {}, table)
+
+
+FIGURES: dict[str, Callable[[Sequence[Bench], Sequence[int]], Figure]] = {
+    "guidance": guidance,
+    "samplers": samplers,
+    "schedules": schedules,
+    "gamma": gammas,
+    "cfg": cfg,
+    "trade-off": trade_off,
+}
+
+
+def draw(figure: Figure, file: Path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = [("here", figure.curves)] + ([("the paper", figure.theirs)] if figure.theirs else [])
+    canvas, axes = plt.subplots(1, len(panels), figsize=(4.8 * len(panels), 3.8), layout="constrained", squeeze=False)
+    for axis, (whose, curves) in zip(axes[0], panels, strict=True):
+        for name, points in curves.items():
+            axis.plot([p.x for p in points], [p.y for p in points], "o-", ms=4, lw=1.2, label=name)
+            for p in label_ends(points):
+                axis.annotate(p.label, (p.x, p.y), textcoords="offset points", xytext=(4, 4), fontsize=7, color="0.35")
+        axis.set(xlabel=figure.x, ylabel=figure.y, title=whose)
+        if figure.log_x:
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter("{x:g}")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=8)
+    canvas.suptitle(figure.title, fontsize=11)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(file, dpi=130)
+    plt.close(canvas)
+
+
+def label_ends(points: Sequence[Point]) -> Iterable[Point]:
+    return points if len(points) <= 2 else (points[0], points[-1])

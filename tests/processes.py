@@ -1,0 +1,49 @@
+"""Runs in processes of their own, as a user starts them."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+
+from conftest import QUICK, ROOT
+
+import runs
+import settings
+
+
+def curve(config, key="loss"):
+    return [line[key] for line in runs.read_metrics(config.directory)]
+
+
+def command(config):
+    """The command line that stands for a configuration."""
+    default, words = settings.PRESETS["stories"], [sys.executable, "train.py"]
+    for field in dataclasses.fields(config):
+        if (value := getattr(config, field.name)) != getattr(default, field.name):
+            words += [f"--{field.name.replace('_', '-')}", str(value)]
+    return words
+
+
+def start(config, devices=8, logs=None):
+    """The command in a process of its own; what it says goes to a file, as a pipe that nobody reads would stop it."""
+    env = os.environ | {"XLA_FLAGS": f"{QUICK} --xla_force_host_platform_device_count={devices}"}
+    said = (logs or config.runs) / f"{config.name}-{config.process_id}.out"
+    with said.open("a") as out:
+        return subprocess.Popen(command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT), said
+
+
+def wait_until(condition, process, said):
+    deadline = time.time() + 240
+    while not condition():
+        assert process.poll() is None and time.time() < deadline, said.read_text()[-2000:]
+        time.sleep(0.02)
+
+
+def logged_step(config):
+    return max((line["step"] for line in runs.read_metrics(config.directory)), default=0)
+
+
+def saved_step(config):
+    finished = (int(p.name) for p in (config.directory / "checkpoints").glob("*") if p.name.isdigit())
+    return max(finished, default=0)

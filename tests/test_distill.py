@@ -1,0 +1,148 @@
+"""Progressive distillation: its targets, and rounds as runs."""
+
+import dataclasses
+import json
+import shutil
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import distill
+import losses
+import runs
+import train
+from errors import Refused
+
+
+def test_targets_match_the_released_ones(golden, golden_model):
+    g = golden("distill")
+    z, x_prev, w = (jnp.asarray(g[name]) for name in ("z_t", "self_cond", "w"))
+    ts = jnp.asarray(g["grid"]).T
+    z_r = distill.follow(golden_model, z, x_prev, w, ts, keep=lambda z: z)
+    assert_allclose(losses.distill_target(z, z_r, jnp.asarray(g["t"]), jnp.asarray(g["r"])), g["target"], atol=1e-3)
+
+
+class Exact:
+    """A network that knows the data."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def denoise(self, z, x_prev, t, w):
+        return self.x
+
+
+@pytest.mark.parametrize("student_steps, k", [(16, 4), (4, 1), (1, 64)])
+def test_a_perfect_teacher_gives_a_perfect_target(student_steps, k):
+    """Whatever t, r and the number of its steps between them."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, eps = jax.random.normal(keys[0], (5, 3, 4)), jax.random.normal(keys[1], (5, 3, 4))
+    t = (1 - 1 / student_steps) * jax.random.uniform(keys[2], (5,), maxval=0.9)
+    r = t + 1 / student_steps
+    z = t[:, None, None] * x + (1 - t)[:, None, None] * eps
+    ts = distill.sub_grid(keys[0], jnp.arange(5), t, r, k, -1.5, 0.8)
+    assert ts.shape == (k + 1, 5) and jnp.all(jnp.diff(ts, axis=0) >= 0)
+    assert_allclose(ts[0], t), assert_allclose(ts[-1], r)
+    z_r = distill.follow(Exact(x), z, jnp.zeros_like(z), jnp.ones(5), ts, keep=lambda z: z)
+    assert_allclose(losses.distill_target(z, z_r, t, r), x, atol=2e-3)
+
+
+def test_a_student_equal_to_its_teacher_has_nothing_to_learn_from_one_step(golden_model):
+    """Teacher and student alike, K = 1: the loss of denoised rows is zero, with and without self-conditioning."""
+    keys, n, length = jax.random.split(jax.random.key(0), 4), 8, 6
+    width, vocab = golden_model.unembed.weight.shape
+    x = jax.random.normal(keys[0], (n, length, width))
+    s = jax.random.randint(keys[1], (n, length), 0, vocab)
+    nowhere, everywhere = jnp.zeros((n, length), bool), jnp.ones((n, length), bool)
+    decode, self_cond = jnp.arange(n) < 2, jnp.arange(n) >= 5
+    t, p, w = jnp.linspace(0.1, 0.5, n), jnp.full((n, length), 0.7), jnp.linspace(0.5, 5.0, n)
+    draws = losses.Draws(t, p, w, jax.random.normal(keys[2], x.shape), decode, self_cond)
+    ts = jnp.stack([t, t + 0.25])
+    found = distill.token_losses(
+        golden_model,
+        golden_model,
+        losses.Batch(s, x, nowhere, everywhere),
+        draws,
+        ts,
+        losses.Slots(8, 2, 4),
+        noise_scale=2.0,
+        decode_noise_scale=1.0,
+    )
+    assert_allclose(found[2:], 0, atol=1e-8)
+    assert jnp.all(found[:2] > 0.1)
+
+
+@pytest.fixture(scope="module")
+def distilled(finished, tmp_path_factory):
+    """Two rounds of a few steps from a finished run."""
+    config, _ = finished
+    asked = distill.Distill(
+        teacher=str(config.directory),
+        rounds=(4, 1),
+        teacher_steps=8,
+        steps=6,
+        save_every=3,
+        runs=tmp_path_factory.mktemp("rounds"),
+        num_samples=4,
+    )
+    return asked, distill.distill(asked)
+
+
+def test_every_round_is_a_run_that_begins_where_the_one_before_ended(distilled):
+    asked, directories = distilled
+    assert [d.name for d in directories] == ["4", "1"]
+    for directory, n in zip(directories, (4, 1), strict=True):
+        config = json.loads((directory / "config.json").read_text())
+        assert (config["student_steps"], config["teacher_steps"], config["teacher"]) == (n, 8, asked.teacher)
+        assert runs.read_metrics(directory)[-1]["step"] == 6
+    distill.show_tables(asked, directories)
+    assert (directories[0].parent / "rounds.md").exists() and (directories[0].parent / "few-step.csv").exists()
+
+
+def test_an_interrupted_round_is_continued(distilled, tmp_path):
+    asked, directories = distilled
+    copy = shutil.copytree(directories[0].parents[1], tmp_path / "runs")
+    inner = copy / directories[0].parent.name
+    shutil.rmtree(inner / "1" / "checkpoints" / "6")
+    again = distill.distill(dataclasses.replace(asked, runs=copy))
+    ours, theirs = (distill.trained.load(str(d[-1]), train.make_mesh("1", 0)).model for d in (again, directories))
+    jax.tree.map(assert_array_equal, ours, theirs)
+
+
+def test_a_round_learns_what_it_is_asked_to(finished, tmp_path):
+    """The loss against the teacher's targets falls."""
+    config, _ = finished
+    asked = distill.Distill(
+        teacher=str(config.directory), rounds=(2,), teacher_steps=4, steps=30, learning_rate=0.005, runs=tmp_path, num_samples=0
+    )
+    (directory,) = distill.distill(asked)
+    mse = [line["mse"] for line in runs.read_metrics(directory)]
+    assert np.mean(mse[-8:]) < np.mean(mse[:8])
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["--rounds", "5"], "--rounds 5: must divide the teacher's 64 steps"),
+        (["--rounds", "4", "8"], "each must have fewer steps"),
+        (["--teacher", "nowhere"], "--run nowhere: no run there"),
+    ],
+)
+def test_bad_input_gets_one_line(words, complaint, finished, tmp_path, monkeypatch):
+    words = ["--teacher", str(finished[0].directory), "--runs", str(tmp_path), *words]
+    monkeypatch.setattr(sys, "argv", ["distill.py", *words])
+    monkeypatch.setenv("GLIBC_TUNABLES", "")
+    with pytest.raises(SystemExit) as exit:
+        distill.main()
+    assert complaint in str(exit.value.code)
+
+
+def test_another_teacher_is_refused_in_the_same_place(distilled, tmp_path):
+    asked, _ = distilled
+    other = shutil.copytree(asked.teacher, tmp_path / "other")
+    with pytest.raises(Refused, match=r"teacher \(.*whole there, .*other now\)"):
+        distill.distill(dataclasses.replace(asked, teacher=str(other), name="whole-distilled"))

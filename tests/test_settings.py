@@ -1,0 +1,70 @@
+"""What a command stands for, and how a bad one is refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import settings
+import train
+
+
+def test_paper_sizes_bring_the_settings_of_table_7():
+    b, m, large = (settings.parse(["--model", size], "") for size in ("elf-b", "elf-m", "elf-l"))
+    assert b.data == "owt" and b.encoder == "t5-small"
+    assert (b.length, b.bottleneck, b.batch, b.optimizer, b.learning_rate) == (1024, 128, 512, "muon", 0.002)
+    assert (b.t_mean, b.t_std, b.noise_scale, b.p_mean, b.p_std, b.decode_noise_scale) == (-1.5, 0.8, 2.0, 0.8, 0.8, 5.0)
+    assert (b.p_decode, b.p_self_cond, b.w_min, b.w_max, b.gamma) == (0.2, 0.5, 0.5, 5.0, 1.0)
+    assert (b.ema, b.clip, b.schedule) == (0.9999, 1.0, "constant")
+    assert [c.steps / 19_017 for c in (b, m, large)] == [5, 4, 3]
+    assert round(b.warmup_steps / 19_017, 2) == 0.5
+    assert settings.parse(["--model", "elf-b", "--learning-rate", "0.1"], "").learning_rate == 0.1
+
+
+@pytest.mark.parametrize(
+    "flags, complaint",
+    [
+        (["--model", "elf-x"], "--model elf-x: unknown; known are elf-b, elf-m, elf-l"),
+        (["--data", "novels"], "--data novels: no such file or directory, nor one of owt"),
+        (["--mesh", "16"], "--mesh 16 needs 16 devices and there are 8 (cpu)"),
+        (["--mesh", "two"], "--mesh two: give one number"),
+        (["--mesh", "8", "--batch", "12"], "--batch 12 does not divide over the 8 devices"),
+        (["--accumulate", "3"], "--accumulate 3 does not divide --batch 32"),
+        (["--batch", "0"], "--batch 0: must be at least 1"),
+        (["--batch", "200000"], "--batch 200000 is larger than the corpus"),
+        (["--p-decode", "1.5"], "--p-decode 1.5: must be between 0 and 1"),
+        (["--warmup-steps", "9999"], "--warmup-steps 9999 leaves nothing of --steps"),
+        (["--w-min", "0"], "guidance scales must be positive"),
+        (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
+        (["--length", "8"], "do not fit into rows of 8: raise --length"),
+        (["--wandb", "project"], "pip install wandb"),
+        (["--tensorboard"], "pip install tensorboardX"),
+    ],
+)
+def test_bad_input_gets_one_line_and_a_failing_exit(flags, complaint, tmp_path, cache, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--runs", str(tmp_path), "--cache", str(cache), *flags])
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # set, so that main() does not start over
+    with pytest.raises(SystemExit) as exit:
+        train.main()
+    message = str(exit.value.code)
+    assert message.startswith("error: ") and complaint in message and "\n" not in message
+
+
+def test_an_unknown_flag_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--learning-rats", "1"])
+    with pytest.raises(SystemExit) as exit:
+        train.main()
+    assert exit.value.code not in (0, None) and "learning-rat" in capsys.readouterr().err
+
+
+def test_help_shows_the_defaults_of_the_chosen_preset(monkeypatch, capsys):
+    for flags, shown in [(["--model", "elf-b"], "default: 1024"), ([], "default: 30")]:
+        with pytest.raises(SystemExit):
+            settings.parse([*flags, "--help"], "")
+        assert shown in capsys.readouterr().out
+
+
+def test_paths_are_relative_to_where_one_is():
+    assert (
+        not settings.PRESETS["stories"].directory.is_absolute() and Path("runs") in settings.PRESETS["stories"].directory.parents
+    )

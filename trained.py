@@ -1,0 +1,135 @@
+"""A trained network by name: the directory of a run, or a checkpoint that the authors released.
+
+trained = load("runs/stories-desk", mesh)
+trained = load("embedded-language-flows/ELF-B-owt", mesh)      # or a local copy, in any of the released formats
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+import corpora
+import data
+import hub
+import runs
+import train
+from elf import ELF, SIZES
+from errors import Refused
+from generate import Asked
+from mesh import everywhere, platform, replicate, shapes_on
+from pretrained import from_released
+from released import Tensors, read_released
+from settings import PRESETS, TrainConfig, config_from
+
+RELEASED_STD = 0.2  # by which the released code divides the embeddings of T5-small; it subtracts nothing
+
+
+class Trained(NamedTuple):
+    name: str
+    directory: Path
+    """Where what is measured of it is kept."""
+    config: TrainConfig
+    model: ELF
+    tokenizer: Any
+    step: int
+    """Of training, as far as is known."""
+    released: bool
+
+    def corpus(self, split: corpora.Split = "validation") -> corpora.Corpus:
+        return corpora.load_corpus(*train.text_of(self.config), split)
+
+    def embedder(self, corpus: corpora.Corpus) -> data.Embedder:
+        """The frozen encoder, with the statistics it was trained with."""
+        if not self.released:
+            encoder = data.load_encoder(self.config.encoder, corpus, self.config.cache, self.directory)
+            return data.read_embedder(encoder, self.directory)
+        encoder = data.load_encoder(self.config.encoder, corpus, self.config.cache)
+        width = encoder.embed.shape[1]
+        if width != len(self.model.unembed.weight):
+            raise Refused(f"--encoder is {width} wide, and {self.name} was trained on one of {len(self.model.unembed.weight)}")
+        return data.Embedder(encoder, jnp.zeros(width), jnp.full(width, RELEASED_STD))
+
+    def asked(self, corpus: corpora.Corpus, mesh: Mesh) -> Asked | None:
+        """The held-out sources to be answered, where there are any."""
+        if not corpus.has_sources:
+            return None
+        embedder = data.compute_in(self.embedder(corpus), train.compute_type(self.config, mesh))
+        return Asked(replicate(embedder, mesh), corpus.validation)
+
+
+def load(name: str, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest", corpus: str = "", encoder: str = "") -> Trained:
+    """The averaged weights of a run, or of a released checkpoint; only the latter may need `corpus` and `encoder`."""
+    if (Path(name) / "config.json").exists():
+        return load_run(Path(name), mesh, checkpoint)
+    return load_released(name, mesh, corpus, encoder)
+
+
+def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> Trained:
+    config = config_from(json.loads((directory / "config.json").read_text()))
+    checkpoints = runs.open_checkpoints(directory, keep=None)
+    step = checkpoints.latest_step() if checkpoint == "latest" else checkpoints.best_step()
+    if step is None:
+        raise Refused(f"--run {directory}: it has no checkpoint yet")
+    tokenizer = corpora.load_tokenizer(directory / "tokenizer")
+    embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
+    unroll = train.best_unroll(config, mesh)
+    like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
+    model = runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"]
+    return Trained(directory.name, directory, config, model, tokenizer, step, released=False)
+
+
+def load_released(name: str, mesh: Mesh, corpus: str, encoder: str) -> Trained:
+    path = find_checkpoint(name)
+    config = released_config(name, corpus)
+    config = replace(config, encoder=encoder or config.encoder)
+    tensors = read_released(path)
+    sizes = sizes_of(tensors, path)
+    known = {tuple(size.values()): size_name for size_name, size in SIZES.items()}
+    config = replace(config, model=known.get((sizes["depth"], sizes["width"], sizes["heads"]), "released"))
+    unroll = sizes["depth"] if platform(mesh) == "cpu" else 1
+    like = jax.eval_shape(lambda: ELF(**sizes, unroll=unroll, key=jax.random.key(0)))
+    model = jax.device_put(from_released(like, tensors, str(path)), everywhere(mesh))
+    tokenizer = corpora.load_tokenizer(corpora.tokenizer_place(config.encoder))
+    directory = config.runs / Path(name).name
+    return Trained(Path(name).name, directory, config, model, tokenizer, step=0, released=True)
+
+
+def find_checkpoint(name: str) -> Path:
+    """The file or Orbax directory that a path, or a name on the hub, stands for."""
+    if not Path(name).exists() and name.count("/") != 1:
+        raise Refused(f"--run {name}: no run there (no config.json), no released checkpoint, nor a name on the hub (owner/name)")
+    path = Path(name) if Path(name).exists() else hub.fetch(name, "--run", ["checkpoint*", "checkpoint*/**"])
+    if path.is_file() or (path / "manifest.ocdbt").exists():
+        return path
+    found = sorted(path.glob("checkpoint_*"), key=lambda p: int(p.name.split("_")[-1]))
+    if not found:
+        raise Refused(f"--run {name}: no run there (no config.json), and no released checkpoint (checkpoint_*)")
+    return found[-1]
+
+
+def released_config(name: str, corpus: str) -> TrainConfig:
+    """The settings of the paper's run that a checkpoint comes from: the one asked for, or the one in its name."""
+    in_name = [known for known in ("owt", "de-en", "xsum") if known in name.lower()]
+    if corpus and corpus not in PRESETS:
+        raise Refused(f"--data {corpus}: a released checkpoint is of one of owt, de-en, xsum")
+    if not corpus and len(in_name) != 1:
+        raise Refused(f"--run {name}: its name does not tell what it was trained on; say by --data owt, de-en or xsum")
+    return PRESETS[corpus or in_name[0]]
+
+
+def sizes_of(tensors: Tensors, path: Path) -> dict[str, int]:
+    """The sizes of a network, read off its weights."""
+    needed = ("text_proj/proj2/kernel", "blocks_0/attn/q_norm/weight", "unembed_kernel")
+    for name in needed:
+        if name not in tensors:
+            raise Refused(f"{path}: it has no tensor {name}")
+    (bottleneck, width), (head_dim,), (embedding, vocab) = (tensors[name].shape for name in needed)
+    depth = sum(name.endswith("/attn/q_norm/weight") for name in tensors)
+    return dict(
+        depth=depth, width=width, heads=width // head_dim, vocab=vocab, embedding=embedding, bottleneck=bottleneck
+    )  # fmt: skip
