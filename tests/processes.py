@@ -26,8 +26,12 @@ def command(config):
 
 
 def start(config, devices=8, logs=None):
-    """The command in a process of its own; what it says goes to a file, as a pipe that nobody reads would stop it."""
+    """The command in a process of its own; what it says goes to a file, as a pipe that nobody reads would stop it.
+
+    Of several processes, each compiles for itself: XLA's CPU programs lose the order of their collectives in the cache.
+    """
     env = os.environ | {"XLA_FLAGS": f"{QUICK} --xla_force_host_platform_device_count={devices}"}
+    env |= {"JAX_ENABLE_COMPILATION_CACHE": str(config.processes == 1).lower()}
     said = (logs or config.runs) / f"{config.name}-{config.process_id}.out"
     with said.open("a") as out:
         return subprocess.Popen(command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT), said
