@@ -111,9 +111,9 @@ def make_embedder(encoder: T5Encoder, rows: Rows, *, by_channel: bool, sample: i
 EMBEDDING = "embedding.json"  # in the directory of a run
 
 
-def fingerprint(encoder: T5Encoder) -> str:
-    hashes = [hashlib.sha256(np.ascontiguousarray(leaf)).hexdigest() for leaf in jax.tree.leaves(encoder)]
-    return digest(hashes)
+def fingerprint(network: eqx.Module) -> str:
+    """What tells the weights of a network from others."""
+    return digest([hashlib.sha256(np.ascontiguousarray(leaf)).hexdigest() for leaf in jax.tree.leaves(network)])
 
 
 def describe(embedder: Embedder, corpus: Corpus) -> str:

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 import corpora
 import data
 import losses
+import paper
 import preflight
 import runs
 import tables
@@ -33,16 +34,17 @@ import trained
 from elf import ELF, SIZES
 from errors import Refused
 from measure import bench_for
-from mesh import ALL, by_row, everywhere, is_chief, join_processes, make_mesh, shapes_on
-from settings import OWT_ROWS, TrainConfig, config_from, preset
+from mesh import ALL, by_row, everywhere, fetch, is_chief, join_processes, make_mesh, shapes_on
+from settings import OWT_ROWS, TrainConfig, preset
 
 
 @dataclass(frozen=True)
 class Distill:
     teacher: str
     """Directory of a run, or a released checkpoint; its averaged weights teach."""
-    rounds: tuple[int, ...] = (16, 8, 4, 2, 1)
-    """Steps of the student in each round."""
+    rounds: tuple[int, ...] = tuple(paper.CURRICULUM)
+    """Steps of the student in each round. The first begins at the round of twice as many if that is finished, or else at the
+    teacher."""
     teacher_steps: int = 64
     """Steps of the teacher from noise to data."""
     steps: int | None = None
@@ -58,7 +60,7 @@ class Distill:
     runs: Path = Path("runs")
     """Directory of all runs."""
     num_samples: int | None = None
-    """Texts for each number in the tables; by default as many as the teacher's run says. 0 for no tables."""
+    """Texts after each round and for each number in the tables; by default as many as the teacher's run says. 0 for none."""
     judge: str = ""
     """Who judges them, as in eval.py."""
     data: str = ""
@@ -153,8 +155,10 @@ def make_loss(config: TrainConfig, dtype, student_steps: int, teacher_steps: int
 
 
 def check(asked: Distill):
+    if not asked.rounds:
+        raise Refused("--rounds: give the steps of the student in each round, as 16 8 4 2 1")
     for n in asked.rounds:
-        if n < 1 or asked.teacher_steps % n:
+        if asked.teacher_steps < 1 or n < 1 or asked.teacher_steps % n:
             raise Refused(f"--rounds {n}: must divide the teacher's {asked.teacher_steps} steps")
     if list(asked.rounds) != sorted(set(asked.rounds), reverse=True):
         raise Refused(f"--rounds {' '.join(map(str, asked.rounds))}: each must have fewer steps than the one before")
@@ -162,8 +166,11 @@ def check(asked: Distill):
 
 def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch: int) -> TrainConfig:
     """The settings of a round: the teacher's, but for the length of training and how samples are drawn (Appendix B)."""
-    given = dict(learning_rate=asked.learning_rate, batch=asked.batch, save_every=asked.save_every)
+    given = dict(learning_rate=asked.learning_rate, batch=asked.batch, save_every=asked.save_every, num_samples=asked.num_samples)
     base = replace(teacher, **{k: v for k, v in given.items() if v is not None})
+    sampling = paper.FEW_STEP_SAMPLING.get(student_steps)
+    if sampling and not teacher.source_length:
+        base = replace(base, w=sampling.w, gamma=sampling.gamma)
     steps = asked.steps or max(1, epoch // base.batch)
     warmup = max(1, steps // 10) if asked.warmup_steps is None else asked.warmup_steps
     return replace(
@@ -177,10 +184,8 @@ def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch
         runs=asked.runs,
         mesh=asked.mesh,
         sample_steps=student_steps,
-        w=2.5,
-        gamma=1.5,
-        num_samples=0,
         sample_every=0,
+        seed=teacher.seed + student_steps,
     )
 
 
@@ -201,16 +206,32 @@ def distill(asked: Distill) -> list[Path]:
     teacher = trained.load(asked.teacher, mesh, corpus=asked.data, encoder=asked.encoder)
     corpus = teacher.corpus()
     embedder = teacher.embedder(corpus)
-    student, directories = teacher.model, []
+    student, start = first_student(asked, teacher, mesh)
+    directories = []
     for i, n in enumerate(asked.rounds, 1):
+        weights = f"{teacher.weights} {data.fingerprint(fetch(student))}"
         config = round_config(asked, teacher.config, n, len(corpus.rows.s))
+        config = replace(config, start_steps=start, weights=weights)
         runs.refuse_others(config.directory, config.as_json(), train.FREE)
         if is_chief():
-            print(f"\nround {i} of {len(asked.rounds)}: a student of {n} steps, each {asked.teacher_steps // n} of the teacher's")
+            begun, k = f"begun as that of {start}" if start else "begun as the teacher", asked.teacher_steps // n
+            print(f"\nround {i} of {len(asked.rounds)}: a student of {n} steps, {begun}; each is {k} of the teacher's")
             train.keep_embedding(config, corpus, embedder)
         student = train.train(config, objective_of(teacher.model, student)).ema
+        start = n
         directories.append(config.directory)
     return directories
+
+
+def first_student(asked: Distill, teacher: trained.Trained, mesh: Mesh) -> tuple[ELF, int]:
+    """What the first round begins as: the student of twice as many steps if it is finished, or else the teacher (0)."""
+    twice = 2 * asked.rounds[0]
+    before = asked.runs / asked.directory(twice)
+    if (before / "config.json").exists():
+        found = trained.load_run(before, mesh)
+        if found.step == found.config.steps:
+            return found.model, twice
+    return teacher.model, 0
 
 
 def show_tables(asked: Distill, directories: list[Path]):
@@ -219,8 +240,6 @@ def show_tables(asked: Distill, directories: list[Path]):
     teacher = trained.load(asked.teacher, mesh, corpus=asked.data, encoder=asked.encoder)
     n = teacher.config.num_samples if asked.num_samples is None else asked.num_samples
     *_, last = students = [bench_for(trained.load(str(d), mesh), mesh, n, asked.judge) for d in directories]
-    if last.judge is None:
-        return tables.write(tables.downstream(students, [0]), out / "downstream")
     tables.write(tables.few_step([last, bench_for(teacher, mesh, n, asked.judge)], [0]), out / "few-step")
     print()
     tables.write(tables.rounds(students, [0]), out / "rounds")
@@ -245,7 +264,7 @@ def teacher_config(asked: Distill) -> TrainConfig:
     if asked.teacher in SIZES:
         return preset(asked.teacher, asked.data or None)
     if (Path(asked.teacher) / "config.json").exists():
-        return config_from(json.loads((Path(asked.teacher) / "config.json").read_text()))
+        return trained.read_config(Path(asked.teacher))
     return trained.load(asked.teacher, make_mesh("1", 0), corpus=asked.data, encoder=asked.encoder).config
 
 

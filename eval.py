@@ -22,7 +22,7 @@ import tyro
 
 import figures
 import generate
-import metrics
+import judges
 import pages
 import runs
 import tables
@@ -30,7 +30,7 @@ import train
 import trained
 from errors import Refused
 from figures import FIGURES
-from generate import Sampler
+from generate import Form, Sampler
 from measure import Bench, bench_for, measure
 from mesh import make_mesh
 from speed import Speed
@@ -44,7 +44,7 @@ class OfRuns:
     num_samples: int | None = None
     """Texts for each measurement, by default as many as the run says; with sources, answers to at most that many."""
     judge: str = ""
-    """A GPT-2 by name or directory, for perplexities; by default gpt2-large, or a grammar's own exact likelihood."""
+    """A GPT-2 by name or directory, for perplexities, or none; by default a grammar's own exact likelihood, or gpt2-large."""
     data: str = ""
     """What a released checkpoint was trained on (owt, de-en, xsum), if its name does not tell."""
     encoder: str = ""
@@ -56,9 +56,9 @@ class OfRuns:
     mesh: str = "1"
     """Devices that share the work, as in train.py."""
 
-    def bench(self, run: str) -> Bench:
+    def bench(self, run: str, form: Form = "paper") -> Bench:
         mesh = make_mesh(self.mesh, 0)
-        found = bench_for(self.load(run), mesh, self.num_samples, self.judge, self.split)
+        found = bench_for(self.load(run), mesh, self.num_samples, self.judge, self.split, form)
         if found.n < 1:
             raise Refused(f"--num-samples {found.n}: must be at least 1")
         return found
@@ -81,7 +81,7 @@ class Settings:
     """Noise re-injected at every step; 0 is the ODE."""
     grid: Literal["logit-normal", "uniform"] = "logit-normal"
     """Times of the steps."""
-    form: Literal["paper", "released"] = "paper"
+    form: Form = "paper"
     """Whose SDE step, and whose unguided pass where a condition guides."""
 
     def sampler(self, config: train.TrainConfig) -> Sampler:
@@ -110,27 +110,17 @@ class Samples(OfRuns):
     def __call__(self):
         bench = self.bench(self.run)
         sampler = self.how.sampler(bench.trained.config)
-        texts, _ = measure(bench, sampler, self.seed)
+        texts, scores, each = measure(bench, sampler, self.seed)
         settings = dataclasses.asdict(sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
         out = self.out or bench.trained.directory / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
-        report = generate.report(bench.corpus, texts, bench.judge and bench.judge.score)
-        about = f"{', '.join(f'{k} {v}' for k, v in settings.items())}"
-        what, low_is_good, scores = each_score(bench, texts)
+        report = judges.report(bench.judge, bench.corpus, texts, scores)
+        about = ", ".join(f"{k} {v}" for k, v in settings.items())
         records = generate.as_records(bench.corpus, texts)
-        runs.write_texts(out, [record | {what: score} for record, score in zip(records, scores, strict=True)])
-        shown = [pages.Sample(r["text"], s, r.get("source"), r.get("reference")) for r, s in zip(records, scores, strict=True)]
-        title = f"{len(texts):,} samples of {bench.trained.name}"
-        page = out.with_suffix(".html")
-        runs.write_whole(page, pages.samples_page(title, f"{about}. {bench.signature}.", report, shown, what, low_is_good))
-        print(f"{report}\n\n{about}\n{bench.signature}\n{out}\n{page}")
-
-
-def each_score(bench: Bench, texts: list[str]) -> tuple[str, bool, list[float]]:
-    """What each text is judged by alone, whether low is good, and its score."""
-    if bench.judge:
-        return "perplexity", True, bench.judge.each(texts)
-    references = [example.text for example in bench.corpus.held_out[: len(texts)]]
-    return "ROUGE-L", False, [metrics.rouge([a], [b])["ROUGE-L"][0] for a, b in zip(texts, references, strict=True)]
+        runs.write_texts(out, [record | {bench.judge.each: score} for record, score in zip(records, each, strict=True)])
+        shown = [pages.Sample(r["text"], s, r.get("source"), r.get("reference")) for r, s in zip(records, each, strict=True)]
+        title, page = f"{len(texts):,} samples of {bench.trained.name}", out.with_suffix(".html")
+        runs.write_whole(page, pages.samples_page(title, about, report, shown, bench.judge.each, bench.judge.low_is_good))
+        print(f"{report}\n\n{about}\n{out}\n{page}")
 
 
 @dataclass(frozen=True)
@@ -145,12 +135,14 @@ class TableCommand(OfRuns):
     """Of the noise; by default 0, and 0 to 5 for system as in the paper."""
     out: Path | None = None
     """Files to write, without their ending; by default tables/NAME in the first run."""
+    form: Form = "paper"
+    """Whose SDE step, and whose unguided pass where a condition guides."""
 
     def __call__(self):
         if self.name == "tokens":
             found = [self.load(run) for run in self.run]
             return tables.write(tables.tokens(found), self.out or found[0].directory / "tables" / self.name)
-        benches = [self.bench(run) for run in self.run]
+        benches = [self.bench(run, self.form) for run in self.run]
         tables.write(TABLES[self.name](benches, self.seeds), self.out or benches[0].trained.directory / "tables" / self.name)
 
 
@@ -166,9 +158,11 @@ class FigureCommand(OfRuns):
     """Of the noise."""
     out: Path | None = None
     """Files to write, without their ending; by default figures/NAME in the first run."""
+    form: Form = "paper"
+    """Whose SDE step, and whose unguided pass where a condition guides."""
 
     def __call__(self):
-        benches = [self.bench(run) for run in self.run]
+        benches = [self.bench(run, self.form) for run in self.run]
         figure = FIGURES[self.name](benches, self.seeds)
         out = self.out or benches[0].trained.directory / "figures" / self.name
         figures.draw(figure, out.with_suffix(".png"))
@@ -224,7 +218,7 @@ class Compare(OfRuns):
     """Files to write, without their ending."""
 
     def __call__(self):
-        benches = [self.bench(run) for run in self.runs]
+        benches = [self.bench(run, self.how.form) for run in self.runs]
         figure = figures.compare(benches, self.seeds, [self.how.sampler(bench.trained.config) for bench in benches])
         figures.draw(figure, self.out.with_suffix(".png"))
         tables.write(figure.table, self.out)

@@ -8,13 +8,15 @@ import paper
 from errors import Refused
 from generate import Sampler
 from measure import Bench, over_seeds
-from metrics import Score
-from tables import ENTROPY, Table, notes_of, number, unconditional, valid_note
+from metrics import ENTROPY, Score
+from tables import Table, need_answers, need_perplexity, notes_of, number
 
 SCALES = (0.5, 1.0, 1.5, 2.0, 3.0)
 STEPS = (4, 8, 16, 32, 64)
 GAMMAS = (0.0, 0.5, 1.0, 1.5, 2.0)
 CFG_SCALES = (1.0, 1.5, 2.0, 3.0, 4.0)
+SUMMARIES = ("xsum", "summarize")  # which the paper scores by ROUGE, and translations by BLEU
+KINDS = {"ODE": 0.0, "SDE, γ 1": 1.0}  # by γ
 
 
 class Point(NamedTuple):
@@ -45,12 +47,13 @@ def sweep(
     seeds: Sequence[int],
     curves: dict[str, dict[str, Sampler]],
     x: str | Sequence[float],
-    y: Callable[[Bench], str],
+    y: str,
     axes: tuple[str, str],
     theirs: dict[str, list[Point]] | None = None,
     log_x: bool = False,
 ) -> Figure:
-    """Measure every sampler of every curve (label -> sampler). `x` is a score, or the numbers along the axis."""
+    """Measure every sampler of every curve (label -> sampler). `x` is a score, or the numbers along the axis; `y` is the head of
+    one that the judge shows."""
     drawn, rows, names = {}, [], []
     for bench in benches:
         for name, samplers in curves.items():
@@ -58,88 +61,85 @@ def sweep(
             for i, (label, sampler) in enumerate(samplers.items()):
                 scores = over_seeds(bench, sampler, seeds)
                 names = list(scores)
-                points.append(Point(label, value(scores[x]) if isinstance(x, str) else x[i], value(scores[y(bench)])))
+                points.append(Point(label, value(scores[x]) if isinstance(x, str) else x[i], value(scores[bench.judge.shown[y]])))
                 rows.append([bench.trained.name, name, label, *(number(scores[n]) for n in names)])
             drawn[name if len(benches) == 1 else f"{bench.trained.name}, {name}"] = points
-    table = Table(title, ["run", "curve", "at", *names], rows, notes_of(benches, seeds, valid_note(benches)))
+    table = Table(title, ["run", "curve", "at", *names], rows, notes_of(benches, seeds))
     return Figure(title, *axes, drawn, theirs or {}, table, log_x)
 
 
-def perplexity(bench: Bench) -> str:
-    return bench.perplexity
-
-
-def printed(gamma: float, size: str = "elf-b") -> list[Point]:
+def printed(size: str) -> dict[str, list[Point]]:
     """The paper's points of Table 10, from smaller to larger guidance."""
-    found = [(s.w, theirs[size]) for s, theirs in paper.SCALING.items() if s.gamma == gamma and s.w <= 3]
-    return [Point(f"w {w:g}", entropy, ppl) for w, (ppl, entropy) in found]
+    curves = {}
+    for kind, gamma in KINDS.items():
+        found = [(s.w, theirs[size]) for s, theirs in paper.SCALING.items() if s.gamma == gamma and s.w <= max(SCALES)]
+        curves[f"{size}, {kind}"] = [Point(f"w {w:g}", entropy, ppl) for w, (ppl, entropy) in found]
+    return curves
 
 
 def guidance(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figures 4 and 6: perplexity against entropy over guidance scales."""
-    unconditional(benches)
-    curves = {kind: {f"w {w:g}": Sampler(64, w, 1.0, gamma) for w in SCALES} for kind, gamma in (("ODE", 0.0), ("SDE, γ 1", 1.0))}
-    theirs = {"ELF-B, ODE": printed(0.0), "ELF-B, SDE, γ 1": printed(1.0)}
+    need_perplexity(benches)
+    curves = {kind: {f"w {w:g}": Sampler(64, w, 1.0, gamma) for w in SCALES} for kind, gamma in KINDS.items()}
+    sizes = {bench.trained.config.model for bench in benches} & paper.SIZES.keys() or {"elf-b"}
+    theirs = {name: points for size in sorted(sizes) for name, points in printed(size).items()}
     title = "Guidance scale (Figures 4 and 6), 64 steps"
-    return sweep(title, benches, seeds, curves, ENTROPY, perplexity, ("entropy", "perplexity"), theirs)
+    return sweep(title, benches, seeds, curves, ENTROPY, "PPL", ("entropy", "perplexity"), theirs)
 
 
 def samplers(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 5c: ODE and SDE over numbers of steps."""
-    unconditional(benches)
-    curves = {
-        kind: {f"{n} steps": Sampler(n, 1.0, 1.0, gamma) for n in STEPS} for kind, gamma in (("ODE", 0.0), ("SDE, γ 1", 1.0))
-    }
-    return sweep("Samplers (Figure 5c), w 1", benches, seeds, curves, STEPS, perplexity, ("steps", "perplexity"), log_x=True)
+    need_perplexity(benches)
+    curves = {kind: {f"{n} steps": Sampler(n, 1.0, 1.0, gamma) for n in STEPS} for kind, gamma in KINDS.items()}
+    return sweep("Samplers (Figure 5c), w 1", benches, seeds, curves, STEPS, "PPL", ("steps", "perplexity"), log_x=True)
 
 
 def schedules(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 16a: time schedules over numbers of steps."""
-    unconditional(benches)
+    need_perplexity(benches)
     curves = {grid: {f"{n} steps": Sampler(n, 1.0, 1.0, 0.0, grid=grid) for n in STEPS} for grid in ("logit-normal", "uniform")}
     title = "Time schedules (Figure 16a), ODE, w 1"
-    return sweep(title, benches, seeds, curves, STEPS, perplexity, ("steps", "perplexity"), log_x=True)
+    return sweep(title, benches, seeds, curves, STEPS, "PPL", ("steps", "perplexity"), log_x=True)
 
 
 def gammas(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 16b: perplexity against entropy over γ."""
-    unconditional(benches)
+    need_perplexity(benches)
     curves = {"SDE": {f"γ {gamma:g}": Sampler(64, 1.0, 1.0, gamma) for gamma in GAMMAS}}
     title = "Noise re-injection (Figure 16b), 64 steps, w 1"
-    return sweep(title, benches, seeds, curves, ENTROPY, perplexity, ("entropy", "perplexity"))
+    return sweep(title, benches, seeds, curves, ENTROPY, "PPL", ("entropy", "perplexity"))
 
 
 def cfg(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 17: the task's score over guidance scales of the condition."""
-    for bench in benches:
-        if bench.judge:
-            raise Refused(f"--run {bench.trained.name}: its texts have no source to be guided by")
-    curves = {"ODE, 64 steps": {f"cfg {scale:g}": Sampler(64, 1.0, scale, 0.0) for scale in CFG_SCALES}}
-    title = "Guidance by the condition (Figure 17)"
-    return sweep(title, benches, seeds, curves, CFG_SCALES, lambda _: "BLEU", ("guidance scale", "BLEU"))
+    need_answers(benches)
+    curves = {"ODE": {f"cfg {scale:g}": Sampler(64, 1.0, scale, 0.0) for scale in CFG_SCALES}}
+    score = "ROUGE-L" if any(bench.trained.config.data.startswith(SUMMARIES) for bench in benches) else "BLEU"
+    title = "Guidance by the source (Figure 17), 64 steps, w 1"
+    return sweep(title, benches, seeds, curves, CFG_SCALES, score, ("guidance scale", score))
 
 
 def trade_off(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figures 7 and 9c: the frontier of perplexity and entropy at every number of steps."""
-    unconditional(benches)
+    need_perplexity(benches)
     curves = {f"{n} steps": {f"w {w:g}": Sampler(n, w, 1.0, 1.5) for w in SCALES} for n in (4, 8, 16, 32)}
     theirs = {"ELF-B, w 3 (Table 9)": [Point(f"{s.steps} steps", e[0], p[0]) for s, (p, e) in paper.SYSTEM.items()]}
     theirs["ELF + PD (Table 4)"] = [Point(f"{n} steps", row[-1][1], row[-1][0]) for n, row in paper.FEW_STEP.items()]
     title = "Trade-off by steps (Figures 7 and 9c), γ 1.5"
-    return sweep(title, benches, seeds, curves, ENTROPY, perplexity, ("entropy", "perplexity"), theirs)
+    return sweep(title, benches, seeds, curves, ENTROPY, "PPL", ("entropy", "perplexity"), theirs)
 
 
 def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[Sampler]) -> Figure:
     """One point for each run: perplexity against entropy, or the scores of its answers."""
-    if len({bench.judge is None for bench in benches}) > 1:
-        raise Refused("runs with sources and without are judged by different scores: compare them apart")
+    if len({tuple(bench.judge.shown.values()) for bench in benches}) > 1:
+        raise Refused("these runs are judged by different scores: compare them apart, or give all the same --judge")
     scored = [over_seeds(bench, sampler, seeds) for bench, sampler in zip(benches, samplers, strict=True)]
-    answers = benches[0].judge is None
-    x, y = ("BLEU", "ROUGE-L") if answers else (ENTROPY, benches[0].perplexity)
+    first, *_, last = benches[0].judge.shown.values()
+    x, y = (ENTROPY, first) if "PPL" in benches[0].judge.shown else (first, last)
     curves = {b.trained.name: [Point("", value(s[x]), value(s[y]))] for b, s in zip(benches, scored, strict=True)}
     rows = [[b.trained.name, *map(number, s.values())] for b, s in zip(benches, scored, strict=True)]
     settings = "; ".join(f"{b.trained.name}: {s}" for b, s in zip(benches, samplers, strict=True))
-    table = Table("Runs side by side", ["run", *scored[0]], rows, [*notes_of(benches, seeds, valid_note(benches)), settings])
+    table = Table("Runs side by side", ["run", *scored[0]], rows, notes_of(benches, seeds, settings))
     return Figure("Runs side by side", x, y, curves, {}, table)
 
 

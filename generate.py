@@ -1,6 +1,5 @@
-"""Texts sampled from a trained network, and what they are worth beside the truth."""
+"""Texts sampled from a trained network."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -14,7 +13,6 @@ from tqdm import tqdm
 
 import corpora
 import data
-import metrics
 import samplers
 from elf import ELF
 from mesh import by_row, fetch, is_chief, place_rows, replicate
@@ -35,6 +33,9 @@ class Frame(NamedTuple):
     text: str
 
 
+Form = Literal["paper", "released"]  # whose SDE step, and whose unguided pass where a condition guides
+
+
 @dataclass(frozen=True)
 class Sampler:
     """How texts are sampled; the meaning of each is told in settings.py and eval.py."""
@@ -44,7 +45,7 @@ class Sampler:
     cfg: float
     gamma: float
     grid: Literal["logit-normal", "uniform"] = "logit-normal"
-    form: Literal["paper", "released"] = "paper"
+    form: Form = "paper"
 
 
 def sampler_of(config: TrainConfig) -> Sampler:
@@ -147,30 +148,9 @@ def trajectories(
     return [[Frame(t, each[i]) for t, each in zip(times, texts, strict=True)] for i in range(n)]
 
 
-def report(corpus: corpora.Corpus, texts: list[str], score: Callable | None = None) -> str:
-    """Samples beside what they can be held against, as a table, and three of them to read. `score` is that of a judge."""
-    if corpus.has_sources:
-        truth = corpus.held_out[: len(texts)]
-        references = [example.text for example in truth]
-        sides = dict(samples=texts, source=[example.source for example in truth], nothing=[""] * len(texts))
-        columns = {name: metrics.task_scores(side, references) for name, side in sides.items()}
-        last = [f"  {e.source} → {text}  [{e.text}]" for e, text in list(zip(truth, texts, strict=True))[:3]]
-        last += ["", metrics.bleu(texts, references)[1]]
-    else:
-        score = score or (partial(metrics.grammar_scores, corpus.rules) if corpus.rules else metrics.text_scores)
-        # Rows of the same length, cut at the same EOS: entropy and perplexity depend on both.
-        references = corpora.texts_of(np.asarray(corpus.validation.s[: len(texts)]), corpus.tokenizer)
-        columns = dict(samples=score(texts), corpus=score(references))
-        last = [f"  {text}" for text in texts[:3]]
-    lines = [f"{len(texts):,} samples, {corpus.split} split".ljust(34) + "".join(f"{name:>15}" for name in columns)]
-    for name in columns["samples"]:
-        lines.append(f"{name:34}" + "".join(f"{metrics.shown(name, column[name]):>15}" for column in columns.values()))
-    return "\n".join([*lines, "", *last])
-
-
-def as_records(corpus: corpora.Corpus, texts: list[str]) -> list[dict[str, str]]:
+def as_records(corpus: corpora.Corpus | None, texts: list[str]) -> list[dict[str, str]]:
     """Samples to be written, with what they answer, if anything."""
-    if not corpus.has_sources:
+    if corpus is None or not corpus.has_sources:
         return [dict(text=text) for text in texts]
     truth = corpus.held_out[: len(texts)]
     return [dict(text=text, source=e.source, reference=e.text) for e, text in zip(truth, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""Who judges sampled texts: the grammar they should follow, by its exact likelihood, or a GPT-2, by generative perplexity.
+"""Who judges sampled texts: the right answers, the grammar they should follow by its exact likelihood, or a GPT-2.
 
 A low perplexity can be bought with dull texts, so every judge also tells their entropy and how distinct their words are.
 """
@@ -15,32 +15,103 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Integer
 from tqdm import tqdm
 
+import corpora
 import hub
 import metrics
 from corpora import Corpus, load_tokenizer
 from errors import Refused
+from grammar import Grammar
 from mesh import by_row, fetch, is_chief, place_rows, replicate
 from metrics import Score
 from pretrained import GPT2, load_gpt2
 
 
+class Judgement(NamedTuple):
+    scores: dict[str, Score]
+    """Of all texts together."""
+    each: list[float]
+    """Of every text by itself."""
+
+
 class Judge(NamedTuple):
     signature: str
     """What its numbers mean, in one line; changes whenever they do."""
-    perplexity: str
-    """The name of its perplexity among its scores."""
-    score: Callable[[list[str]], dict[str, Score]]
-    each: Callable[[list[str]], list[float]]
-    """Perplexity of every text by itself; infinite where it is impossible, or empty."""
+    shown: dict[str, str]
+    """The scores that tables show, by the head of their column, the first one first to be looked at."""
+    each: str
+    """What every text has by itself."""
+    low_is_good: bool
+    judge: Callable[[list[str]], Judgement]
 
 
-def judge_of(corpus: Corpus, name: str, mesh: Mesh) -> Judge:
-    """The one that is asked for; by default the grammar of a corpus that has one, and else GPT-2 Large as in the paper."""
-    if not name and corpus.rules:
-        signature = "perplexity per word, exact, of the valid texts; entropy of words within a text, nats"
-        score, each = metrics.grammar_scores, metrics.exact_perplexities
-        return Judge(signature, metrics.EXACT_PERPLEXITY, partial(score, corpus.rules), partial(each, corpus.rules))
-    return gpt2_judge(name or "gpt2-large", mesh)
+def judge_of(corpus: Corpus | None, name: str, mesh: Mesh) -> Judge:
+    """The one that is asked for; by default what the corpus itself can tell, and else GPT-2 Large as in the paper."""
+    if name == "none":
+        return NO_JUDGE
+    if name or corpus is None or not (corpus.has_sources or corpus.rules):
+        return gpt2_judge(name or "gpt2-large", mesh)
+    return judge_by(corpus)
+
+
+def judge_by(corpus: Corpus) -> Judge:
+    """What a corpus can tell of texts: by the right answers, by the rules they should follow, or not much."""
+    if corpus.has_sources:
+        return answers_judge(corpus)
+    return grammar_judge(corpus.rules) if corpus.rules else NO_JUDGE
+
+
+def answers_judge(corpus: Corpus) -> Judge:
+    """Texts are answers to the held-out sources, in their order."""
+
+    def judge(texts: list[str]) -> Judgement:
+        answers = [example.text for example in corpus.held_out[: len(texts)]]
+        of_each = metrics.rouge(texts, answers)
+        scores = {"BLEU": metrics.bleu(texts, answers)[0]} | {k: metrics.mean_and_error(v) for k, v in of_each.items()}
+        right = sum(text == answer for text, answer in zip(texts, answers, strict=True))
+        return Judgement(scores | {"exact matches": right / len(texts)}, of_each["ROUGE-L"])
+
+    signature = (
+        f"{corpus.split} split; corpus BLEU ({metrics.bleu([''], [''])[1]}); ROUGE F1 with stemming, mean ± standard error"
+    )
+    shown = {name: name for name in ("BLEU", "ROUGE-1", "ROUGE-2", "ROUGE-L")}
+    return Judge(signature, shown, "ROUGE-L", low_is_good=False, judge=judge)
+
+
+def grammar_judge(rules: Grammar) -> Judge:
+    """An impossible text has no perplexity, so that of the others is told beside their share."""
+    return Judge(
+        "PPL: perplexity per word, exact, of the valid texts; valid: their share; entropy of words within a text, nats",
+        {"PPL": metrics.EXACT_PERPLEXITY, "entropy": metrics.ENTROPY, "valid": metrics.VALID_TEXTS},
+        "perplexity",
+        low_is_good=True,
+        judge=lambda texts: Judgement(metrics.grammar_scores(rules, texts), metrics.exact_perplexities(rules, texts)),
+    )
+
+
+NO_JUDGE = Judge(
+    "no judge; entropy of words within a text, nats",
+    {"entropy": metrics.ENTROPY, "distinct-2": "distinct-2"},
+    "entropy",
+    low_is_good=False,
+    judge=lambda texts: Judgement(metrics.text_scores(texts), [metrics.unigram_entropy([text.split()]) for text in texts]),
+)
+
+
+def report(judge: Judge, corpus: Corpus | None, texts: list[str], scores: dict[str, Score]) -> str:
+    """The scores of samples beside those of what they can be held against, as a table, and three samples to read."""
+    columns, last = dict(samples=scores), [f"  {text}" for text in texts[:3]]
+    if corpus and corpus.has_sources:
+        truth = corpus.held_out[: len(texts)]
+        columns |= dict(source=judge.judge([e.source for e in truth]).scores, nothing=judge.judge([""] * len(texts)).scores)
+        last = [f"  {e.source} → {text}  [{e.text}]" for e, text in list(zip(truth, texts, strict=True))[:3]]
+    elif corpus:  # Rows of the same length, cut at the same EOS: entropy and perplexity depend on both.
+        theirs = corpora.texts_of(np.asarray(corpus.validation.s[: len(texts)]), corpus.tokenizer)
+        columns |= dict(corpus=judge.judge(theirs).scores)
+    title = f"{len(texts):,} samples" + (f", {corpus.split} split" if corpus else "")
+    lines = [title.ljust(34) + "".join(f"{name:>15}" for name in columns)]
+    for name in scores:
+        lines.append(f"{name:34}" + "".join(f"{metrics.shown(name, column[name]):>15}" for column in columns.values()))
+    return "\n".join([*lines, "", *last, "", judge.signature])
 
 
 def gpt2_judge(name: str, mesh: Mesh) -> Judge:
@@ -50,10 +121,8 @@ def gpt2_judge(name: str, mesh: Mesh) -> Judge:
         raise Refused(f"--judge {name}: its tokenizer has {len(tokenizer)} tokens and its network {len(model.embed)}")
     context = len(model.positions)
     signature = f"Gen. PPL by {Path(name).name}, at most {context} tokens a text; entropy of its tokens within a text, nats"
-    judged = partial(judged_tokens, model, tokenizer, mesh)
-    return Judge(
-        signature, "Gen. PPL", lambda texts: gpt2_scores(texts, *judged(texts)), lambda texts: each_of(*judged(texts)[1:])
-    )
+    shown = {"PPL": "Gen. PPL", "entropy": metrics.ENTROPY}
+    return Judge(signature, shown, "perplexity", low_is_good=True, judge=partial(judged_by, model, tokenizer, mesh))
 
 
 Tokens = list[list[int]]
@@ -63,12 +132,16 @@ def judged_tokens(
     model: GPT2, tokenizer: Any, mesh: Mesh, texts: list[str]
 ) -> tuple[Tokens, Float[np.ndarray, "N T-1"], Bool[np.ndarray, "N T-1"]]:
     """The tokens of texts, the negative log-likelihood of all but their first, and which of these count."""
+    if not any(text.strip() for text in texts):
+        raise Refused(f"nothing to judge: all of the {len(texts)} texts are empty")
     tokens = [row[: len(model.positions)] for row in tokenizer(texts, verbose=False)["input_ids"]]
     s = padded(tokens, len(model.positions), tokenizer.eos_token_id)
-    counts = counted(s, tokenizer.eos_token_id)
-    if not counts.any():
-        raise Refused(f"nothing to judge: all of the {len(texts)} texts are empty")
-    return tokens, token_nll(model, s, mesh), counts
+    return tokens, token_nll(model, s, mesh), counted(s, tokenizer.eos_token_id)
+
+
+def judged_by(model: GPT2, tokenizer: Any, mesh: Mesh, texts: list[str]) -> Judgement:
+    tokens, nll, counts = judged_tokens(model, tokenizer, mesh, texts)
+    return Judgement(gpt2_scores(texts, tokens, nll, counts), each_of(nll, counts))
 
 
 def each_of(nll: Float[np.ndarray, "N T-1"], counts: Bool[np.ndarray, "N T-1"]) -> list[float]:
@@ -81,7 +154,7 @@ def gpt2_scores(
     """Total negative log-likelihood over all counted tokens of all texts; entropy and distinct n-grams of the same tokens."""
     return {
         "Gen. PPL": math.exp(float(nll[counts].sum(dtype=np.float64)) / int(counts.sum())),
-        "unigram entropy (nats)": metrics.unigram_entropy(tokens),
+        metrics.ENTROPY: metrics.unigram_entropy(tokens),
         "tokens per text": sum(map(len, tokens)) / len(texts),
         **metrics.distinct_scores(texts, tokens),
     }

@@ -105,7 +105,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(model, batch: Batch, draws: Draws, slots: Slots, noise_scale: float, decode_noise_scale: float) -> Inputs:
-    """Corrupted embeddings, and in self-conditioned rows the prediction that `model` makes of them without a condition."""
+    """Corrupted embeddings, and in self-conditioned rows what `model` predicts of them without self-conditioning."""
     last = slice(slots.group - slots.self_cond, slots.group)
     take, put = partial(take_rows, slots.group), partial(put_rows, len(draws.t), slots.group)
 

@@ -1,4 +1,4 @@
-"""A trained network at work: texts sampled with some settings and scored. Each is measured once and then read from a file."""
+"""A trained network at work: texts sampled with some settings and judged. Each is measured once and then read from a file."""
 
 import dataclasses
 import json
@@ -12,74 +12,75 @@ import generate
 import metrics
 import runs
 from corpora import Corpus, Split, digest
-from generate import Asked, Sampler
+from generate import Asked, Form, Sampler
 from judges import Judge, judge_of
 from metrics import Score
 from trained import Trained
-
-ANSWERS = "corpus BLEU ({}); ROUGE F1 with stemming, mean ± standard error over texts"
 
 
 class Bench(NamedTuple):
     """What a measurement needs besides the settings of the sampler."""
 
     trained: Trained
-    corpus: Corpus
-    judge: Judge | None
-    """None where the corpus has the right answers."""
+    corpus: Corpus | None
+    """None for a released network that writes texts without sources: it can do without."""
+    judge: Judge
     asked: Asked | None
+    """The sources to be answered, where there are any."""
     n: int
     """Texts for each measurement."""
     mesh: Mesh
-
-    @property
-    def signature(self) -> str:
-        if self.judge:
-            return self.judge.signature
-        return f"{self.corpus.split} split; {ANSWERS.format(metrics.bleu([''], [''])[1])}"
-
-    @property
-    def perplexity(self) -> str:
-        """The name of the perplexity among the scores."""
-        return self.judge.perplexity
+    form: Form = "paper"
+    """Of the samplers in tables and figures."""
 
 
 class Measured(NamedTuple):
     texts: list[str]
     scores: dict[str, Score]
+    each: list[float]
 
 
-def bench_for(trained: Trained, mesh: Mesh, n: int | None = None, judge: str = "", split: Split = "validation") -> Bench:
-    corpus, n = trained.corpus(split), trained.config.num_samples if n is None else n
-    if corpus.has_sources:
-        return Bench(trained, corpus, None, trained.asked(corpus, mesh), min(n, len(corpus.validation.s)), mesh)
-    return Bench(trained, corpus, judge_of(corpus, judge, mesh), None, n, mesh)
+def bench_for(
+    trained: Trained, mesh: Mesh, n: int | None = None, judge: str = "", split: Split = "validation", form: Form = "paper"
+) -> Bench:
+    n = trained.config.num_samples if n is None else n
+    if trained.released and not trained.config.source_length:
+        return Bench(trained, None, judge_of(None, judge, mesh), None, n, mesh, form)
+    corpus = trained.corpus(split)
+    n = min(n, len(corpus.validation.s)) if corpus.has_sources else n
+    return Bench(trained, corpus, judge_of(corpus, judge, mesh), trained.asked(corpus, mesh), n, mesh, form)
 
 
 def measure(bench: Bench, sampler: Sampler, seed: int = 0) -> Measured:
-    """Texts and their scores, from the file of an earlier time if there is one."""
+    """Texts and what they are worth, from the file of an earlier time if there is one."""
     trained = bench.trained
-    settings = dict(run=trained.name, step=trained.step, encoder=trained.config.encoder, rows=bench.corpus.key)
-    settings |= dict(split=bench.corpus.split, n=bench.n, seed=seed, judge=bench.signature) | dataclasses.asdict(sampler)
+    settings = dict(run=trained.name, weights=trained.weights, encoder=trained.config.encoder, n=bench.n, seed=seed)
+    settings |= dict(rows=bench.corpus and bench.corpus.key, judge=bench.judge.signature) | dataclasses.asdict(sampler)
     file = trained.directory / "measured" / f"{digest(settings)}.json"
     if file.exists():
         found = json.loads(file.read_text())
-        return Measured(found["texts"], {k: tuple(v) if isinstance(v, list) else v for k, v in found["scores"].items()})
+        scores = {k: tuple(v) if isinstance(v, list) else v for k, v in found["scores"].items()}
+        return Measured(found["texts"], scores, found["each"])
     with jax.set_mesh(bench.mesh):
-        key = generate.sampling_key(seed)
         texts = generate.sample_texts(
-            trained.config, sampler, trained.model, trained.tokenizer, bench.n, key, bench.mesh, bench.asked
+            trained.config,
+            sampler,
+            trained.model,
+            trained.tokenizer,
+            bench.n,
+            generate.sampling_key(seed),
+            bench.mesh,
+            bench.asked,
         )
-    if bench.judge:
-        scores = bench.judge.score(texts)
-    else:
-        scores = metrics.task_scores(texts, [example.text for example in bench.corpus.held_out[: bench.n]])
-    runs.write_whole(file, json.dumps(dict(settings=settings, scores=scores, texts=texts), ensure_ascii=False, indent=1) + "\n")
-    return Measured(texts, scores)
+    scores, each = bench.judge.judge(texts)
+    found = dict(settings=settings, scores=scores, texts=texts, each=each)
+    runs.write_whole(file, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    return Measured(texts, scores, each)
 
 
 def over_seeds(bench: Bench, sampler: Sampler, seeds: Iterable[int]) -> dict[str, Score]:
     """Mean and standard error over seeds of every score; of a single seed, the scores as they are."""
+    sampler = dataclasses.replace(sampler, form=bench.form)
     found = [measure(bench, sampler, seed).scores for seed in seeds]
     if len(found) == 1:
         return found[0]

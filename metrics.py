@@ -6,7 +6,7 @@ from collections import Counter
 import grammar
 
 Score = float | tuple[float, float]  # a number, or a mean over texts and its standard error
-EXACT_PERPLEXITY = "exact perplexity of valid texts"
+EXACT_PERPLEXITY, VALID_TEXTS, ENTROPY = "exact perplexity of valid texts", "valid texts", "unigram entropy (nats)"
 
 
 def unigram_entropy(texts_words: list[list]) -> float:
@@ -44,9 +44,9 @@ def grammar_scores(rules: grammar.Grammar, texts: list[str]) -> dict[str, Score]
     valid, sentences = map(sum, zip(*(grammar.valid_sentences(rules, text) for text in texts), strict=True))
     return {
         "valid sentences": valid / max(sentences, 1),
-        "valid texts": sum(p > -math.inf for p in log_p) / len(texts),
+        VALID_TEXTS: sum(p > -math.inf for p in log_p) / len(texts),
         EXACT_PERPLEXITY: math.exp(nll / valid_words) if valid_words else math.inf,
-        "unigram entropy (nats)": unigram_entropy(words),
+        ENTROPY: unigram_entropy(words),
         "words per text": sum(map(len, words)) / len(texts),
         **distinct_scores(texts, words),
     }
@@ -66,7 +66,7 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 
 def bleu(texts: list[str], references: list[str]) -> tuple[float, str]:
-    """Corpus BLEU by sacreBLEU, lowercased and with effective order as the paper's, and its signature."""
+    """Corpus BLEU by sacreBLEU, lowercased and with effective order as in the released code, and its signature."""
     from sacrebleu.metrics import BLEU
 
     scorer = BLEU(lowercase=True, effective_order=True)
@@ -74,30 +74,21 @@ def bleu(texts: list[str], references: list[str]) -> tuple[float, str]:
     return score, str(scorer.get_signature())
 
 
-def rouge(texts: list[str], references: list[str]) -> dict[str, Score]:
-    """ROUGE-1, -2 and -L with stemming: F1 in percent, mean and standard error over texts."""
+def rouge(texts: list[str], references: list[str]) -> dict[str, list[float]]:
+    """ROUGE-1, -2 and -L with stemming: F1 in percent, of every text."""
     from rouge_score.rouge_scorer import RougeScorer
 
     kinds = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
     scorer = RougeScorer(list(kinds.values()), use_stemmer=True)
     scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
-    return {name: mean_and_error([100 * score[kind].fmeasure for score in scores]) for name, kind in kinds.items()}
-
-
-def task_scores(texts: list[str], references: list[str]) -> dict[str, Score]:
-    """How close texts come to the one answer given for each."""
-    return {
-        "BLEU": bleu(texts, references)[0],
-        **rouge(texts, references),
-        "exact matches": sum(a == b for a, b in zip(texts, references, strict=True)) / len(texts),
-    }
+    return {name: [100 * score[kind].fmeasure for score in scores] for name, kind in kinds.items()}
 
 
 def text_scores(texts: list[str]) -> dict[str, Score]:
     """What can be said of texts without a judge."""
     words = [text.split() for text in texts]
     return {
-        "unigram entropy (nats)": unigram_entropy(words),
+        ENTROPY: unigram_entropy(words),
         "words per text": sum(map(len, words)) / len(texts),
         **distinct_scores(texts, words),
     }
@@ -106,5 +97,5 @@ def text_scores(texts: list[str]) -> dict[str, Score]:
 def shown(name: str, score: Score) -> str:
     """A score as text: shares in percent, means with their error."""
     if isinstance(score, tuple):
-        return f"{score[0]:.2f} ± {score[1]:.2f}"
+        return f"{score[0]:.2f} ± {score[1]:.{2 if score[1] >= 0.1 else 3}f}"
     return f"{score:.1%}" if name.startswith(("valid", "distinct", "exact matches")) else f"{score:.3f}"

@@ -52,6 +52,7 @@ def topology(name: str) -> tuple[Chip, list]:
     if kind not in CHIPS or ":" not in name:
         raise Refused(f"--preflight {name}: unknown TPU; {known}")
     chip = CHIPS[kind]
+    jax.config.update("jax_enable_compilation_cache", False)  # What is compiled for absent devices cannot be read back.
     jax.config.update("jax_platforms", "cpu")  # Nothing is to run on whatever accelerator may be here,
     os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE=chip.accelerator)
     os.environ.update(ALLOW_MULTIPLE_LIBTPU_LOAD="1")  # nor to be kept from others.

@@ -124,13 +124,17 @@ def tensor(storage: Storage, offset: int, size: tuple, stride: tuple, *_) -> np.
     return np.lib.stride_tricks.as_strided(storage.values[offset:], size, [step * width for step in stride], writeable=False)
 
 
+# What an unpickler may raise of a damaged file.
+DAMAGED = (pickle.UnpicklingError, zipfile.BadZipFile, AttributeError, EOFError, LookupError, MemoryError, TypeError, ValueError)
+
+
 def read_torch(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
             with archive.open(pickled) as file:
                 return TensorReader(archive, file).load()
-    except (pickle.UnpicklingError, zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError) as error:
+    except DAMAGED as error:
         raise Refused(f"{path}: refused: not a PyTorch checkpoint of weights, or a damaged one ({error})") from None
 
 

@@ -124,11 +124,15 @@ class TrainConfig:
     """Also log for TensorBoard (pip install tensorboardX)."""
 
     teacher: tyro.conf.Suppress[str] = ""
-    """What distill.py, which sets these three, distilled: a run or released checkpoint,"""
+    """What distill.py, which sets these, distilled: a run or released checkpoint."""
     teacher_steps: tyro.conf.Suppress[int] = 0
-    """its steps,"""
+    """Its steps,"""
     student_steps: tyro.conf.Suppress[int] = 0
-    """and those of the student."""
+    """those of the student,"""
+    start_steps: tyro.conf.Suppress[int] = 0
+    """and those of the student that it began as, in the directory beside it; 0 if it began as the teacher."""
+    weights: tyro.conf.Suppress[str] = ""
+    """What tells the weights of the teacher, and of what the student began as, from others."""
 
     @property
     def directory(self) -> Path:
@@ -215,9 +219,12 @@ def check(config: TrainConfig):
     for field in ("steps", "batch", "accumulate", "length", "bottleneck", "log_every", "save_every", "keep", "sample_steps"):
         if getattr(config, field) < 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
-    for field in ("num_samples", "sample_every"):
+    for field in ("num_samples", "sample_every", "warmup_steps", "gamma"):
         if getattr(config, field) < 0:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 0, which is for none")
+    for field in ("learning_rate", "clip", "t_std", "p_std", "noise_scale", "decode_noise_scale", "w"):
+        if not getattr(config, field) > 0:
+            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be above 0")
     for field in ("p_decode", "p_self_cond", "p_drop", "ema"):
         if not 0 <= getattr(config, field) <= 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be between 0 and 1")
@@ -229,6 +236,8 @@ def check(config: TrainConfig):
         raise Refused(f"--source-length {config.source_length} leaves no room for a text in --length {config.length}")
     if config.warmup_steps >= config.steps:
         raise Refused(f"--warmup-steps {config.warmup_steps} leaves nothing of --steps {config.steps}: lower it")
+    if not 0 <= config.process_id < config.processes:
+        raise Refused(f"--process-id {config.process_id}: must be one of the {config.processes} --processes, counted from 0")
     for flag, package in ((config.wandb, "wandb"), (config.tensorboard, "tensorboardX")):
         if flag and importlib.util.find_spec(package) is None:
             raise Refused(f"logging to {package} was asked for and it is not installed: pip install {package}")

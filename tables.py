@@ -12,9 +12,7 @@ from errors import Refused
 from generate import Sampler
 from measure import Bench, over_seeds
 from metrics import Score, shown
-from trained import Trained
-
-ENTROPY = "unigram entropy (nats)"
+from trained import Trained, history
 
 
 class Table(NamedTuple):
@@ -47,118 +45,142 @@ def write(table: Table, out: Path):
     print(f"{table.text()}\n\n{out.with_suffix('.md')}\n{out.with_suffix('.csv')}")
 
 
-def sampler_for(settings: paper.Sampling, cfg: float = 1.0) -> Sampler:
-    return Sampler(settings.steps, settings.w, cfg, settings.gamma)
-
-
 def number(score: Score | None) -> str:
     if score is None:
         return "-"
     return shown("", score) if isinstance(score, tuple) else f"{score:.2f}"
 
 
-def pair(bench: Bench, scores: dict[str, Score]) -> list[str]:
-    return [number(scores[bench.perplexity]), number(scores[ENTROPY])]
+def sampler_for(bench: Bench, settings: paper.Sampling) -> Sampler:
+    """The paper's settings; answers to sources are sampled as in its Table 1, with the steps of these."""
+    if bench.asked:
+        return Sampler(settings.steps, paper.DOWNSTREAM_SAMPLING.w, paper.DOWNSTREAM_CFG, paper.DOWNSTREAM_SAMPLING.gamma)
+    return Sampler(settings.steps, settings.w, 1.0, settings.gamma)
 
 
-def notes_of(benches: Sequence[Bench], seeds: Iterable[int], more: str = "") -> list[str]:
-    """The exact settings, seeds, number of samples and meaning of the numbers, for every run."""
-    seeds = ", ".join(map(str, seeds))
-    lines = [f"{b.trained.name}: {b.n:,} samples, seed {seeds}, step {b.trained.step:,}; {b.signature}" for b in benches]
-    return [*dict.fromkeys(lines), *([more] if more else [])]
+def heads(benches: Sequence[Bench]) -> list[str]:
+    """A column for each score that the judge of each run shows."""
+    return [f"{bench.trained.name} {what}" for bench in benches for what in bench.judge.shown]
 
 
-def unconditional(benches: Sequence[Bench]):
+def cells(benches: Sequence[Bench], settings: paper.Sampling, seeds: Sequence[int]) -> list[str]:
+    """The numbers under `heads`."""
+    found = []
     for bench in benches:
-        if not bench.judge:
-            raise Refused(
-                f"--run {bench.trained.name}: this table is of texts without a source; its answers go into `downstream`"
-            )
+        scores = over_seeds(bench, sampler_for(bench, settings), seeds)
+        found += [
+            shown(name, scores[name]) if name.startswith("valid") else number(scores[name]) for name in bench.judge.shown.values()
+        ]
+    return found
 
 
-def valid_note(benches: Sequence[Bench]) -> str:
-    judged_exactly = any(bench.corpus.rules and bench.judge for bench in benches)
-    return "Perplexities under a grammar and under GPT-2 are not comparable: trends are." if judged_exactly else ""
+def notes_of(benches: Sequence[Bench], seeds: Iterable[int], *more: str) -> list[str]:
+    """Number of samples, seeds, samplers and meaning of the numbers, for every run."""
+    seeds = ", ".join(map(str, seeds))
+    lines = []
+    for bench in benches:
+        about, drawn = bench.trained, f"{bench.n:,} samples, seed {seeds}, logit-normal grid, {bench.form} form"
+        lines.append(f"{about.name}: step {about.step:,}, {drawn}; {bench.judge.signature}")
+    if any(bench.corpus and bench.corpus.rules for bench in benches):
+        lines.append("Perplexities under a grammar and under GPT-2 are not comparable: trends are.")
+    if any(bench.asked for bench in benches):
+        lines.append(
+            f"Answers: ODE, w {paper.DOWNSTREAM_SAMPLING.w:g}, guidance by the source {paper.DOWNSTREAM_CFG:g} (Table 1)."
+        )
+    return [*dict.fromkeys(lines), *more]
 
 
-def system(benches: Sequence[Bench], seeds: Sequence[int] | None) -> Table:
+def need_perplexity(benches: Sequence[Bench]):
+    for bench in benches:
+        if bench.asked:
+            raise Refused(f"--run {bench.trained.name}: this is about texts without a source; its answers go into `downstream`")
+        if "PPL" not in bench.judge.shown:
+            raise Refused(f"--run {bench.trained.name}: this needs perplexities, so a --judge")
+
+
+def need_answers(benches: Sequence[Bench]):
+    for bench in benches:
+        if not bench.asked:
+            raise Refused(f"--run {bench.trained.name}: its texts have no source, so there is no right answer to compare with")
+
+
+def system(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     """Table 9: few steps without distillation, over seeds."""
-    unconditional(benches)
+    need_perplexity(benches)
     seeds = seeds or list(paper.SYSTEM_SEEDS)
-    columns = ["steps", "w", "γ", *(f"{b.trained.name} {what}" for b in benches for what in ("PPL", "entropy"))]
     rows = []
-    for settings, (ppl, entropy) in paper.SYSTEM.items():
-        ours = [cell for b in benches for cell in pair(b, over_seeds(b, sampler_for(settings), seeds))]
-        rows.append([*map(str, settings), *ours, f"{ppl[0]} ± {ppl[1]}", f"{entropy[0]} ± {entropy[1]}"])
-    notes = notes_of(benches, seeds, valid_note(benches))
-    return Table("System (Table 9)", [*columns, "paper PPL", "paper entropy"], rows, notes)
+    for settings, theirs in paper.SYSTEM.items():
+        rows.append([*map(str, settings), *cells(benches, settings, seeds), *(f"{mean} ± {error}" for mean, error in theirs)])
+    columns = ["steps", "w", "γ", *heads(benches), "paper PPL", "paper entropy"]
+    return Table("System (Table 9)", columns, rows, notes_of(benches, seeds))
 
 
-def scaling(benches: Sequence[Bench], seeds: Sequence[int] | None) -> Table:
+def scaling(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     """Table 10: SDE and ODE over guidance scales, for each size."""
-    unconditional(benches)
+    need_perplexity(benches)
     seeds = seeds or [0]
     sizes = {b.trained.config.model: None for b in benches if b.trained.config.model in paper.SIZES} or paper.SIZES
-    columns = ["sampler", "w", *(f"{b.trained.name} {what}" for b in benches for what in ("PPL", "entropy"))]
-    columns += [f"paper {size} {what}" for size in sizes for what in ("PPL", "entropy")]
     rows = []
     for settings, theirs in paper.SCALING.items():
-        ours = [cell for b in benches for cell in pair(b, over_seeds(b, sampler_for(settings), seeds))]
         printed = [f"{value:.2f}" for size in sizes for value in theirs[size]]
-        rows.append(["SDE" if settings.gamma else "ODE", str(settings.w), *ours, *printed])
-    return Table("Scaling (Table 10), 64 steps", columns, rows, notes_of(benches, seeds, valid_note(benches)))
+        rows.append(["SDE" if settings.gamma else "ODE", str(settings.w), *cells(benches, settings, seeds), *printed])
+    columns = ["sampler", "w", *heads(benches), *(f"paper {size} {what}" for size in sizes for what in ("PPL", "entropy"))]
+    return Table("Scaling (Table 10): 64 steps, the SDE with γ 1", columns, rows, notes_of(benches, seeds))
 
 
-def few_step(benches: Sequence[Bench], seeds: Sequence[int] | None) -> Table:
+def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     """Table 4: a distilled run (and others beside it) at 1 to 32 steps."""
-    unconditional(benches)
     seeds = seeds or [0]
-    columns = ["steps", "w", "γ", *(f"{b.trained.name} {what}" for b in benches for what in ("PPL", "entropy"))]
-    columns += [f"paper {method} {what}" for method in paper.FEW_STEP_METHODS for what in ("PPL", "entropy")]
     rows = []
     for steps, theirs in paper.FEW_STEP.items():
         settings = paper.FEW_STEP_SAMPLING[steps]
-        ours = [cell for b in benches for cell in pair(b, over_seeds(b, sampler_for(settings), seeds))]
-        rows.append([*map(str, settings), *ours, *(f"{value:.2f}" for method in theirs for value in method)])
-    return Table("Few steps (Table 4)", columns, rows, notes_of(benches, seeds, valid_note(benches)))
+        printed = [f"{value:.2f}" for method in theirs for value in method]
+        rows.append([*map(str, settings), *cells(benches, settings, seeds), *printed])
+    columns = ["steps", "w", "γ", *heads(benches)]
+    columns += [f"paper {method} {what}" for method in paper.FEW_STEP_METHODS for what in ("PPL", "entropy")]
+    return Table("Few steps (Table 4)", columns, rows, notes_of(benches, seeds))
 
 
-def rounds(benches: Sequence[Bench], seeds: Sequence[int] | None) -> Table:
-    """Table 5: a row for each run, in the order of the rounds, at 1 to 8 steps."""
-    unconditional(benches)
-    seeds = seeds or [0]
-    columns = ["run", *(f"step={n} {what}" for n in paper.ROUNDS_SAMPLING for what in ("PPL", "entropy"))]
+def rounds(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
+    """Table 5: a row for each run, in the order of the rounds, at 1 to 8 steps; degenerate texts of the paper's marked by *."""
+    seeds, shown = seeds or [0], list(benches[0].judge.shown)
     rows = []
-    for b in benches:
-        cells = [pair(b, over_seeds(b, sampler_for(settings), seeds)) for settings in paper.ROUNDS_SAMPLING.values()]
-        rows.append([b.trained.name, *(cell for each in cells for cell in each)])
+    for bench in benches:
+        found = [cells([bench], settings, seeds) for settings in paper.ROUNDS_SAMPLING.values()]
+        rows.append([bench.trained.name, *(cell for each in found for cell in each)])
     for i, theirs in enumerate(paper.ROUNDS.values(), 1):
-        rows.append([f"paper r{i}", *(cell for ppl, entropy in theirs.values() for cell in (str(ppl), f"{entropy:.2f}"))])
-    return Table("Rounds of distillation (Table 5)", columns, rows, notes_of(benches, seeds, valid_note(benches)))
+        row = [f"paper r{i}"]
+        for ppl, entropy in theirs.values():
+            printed = {"PPL": str(ppl), "entropy": f"{entropy:.2f}{'*' if entropy < paper.DEGENERATE_ENTROPY else ''}"}
+            row += [printed.get(what, "-") for what in shown]
+        rows.append(row)
+    columns = ["run", *(f"step={n} {what}" for n in paper.ROUNDS_SAMPLING for what in shown)]
+    sampling = next(iter(paper.ROUNDS_SAMPLING.values()))
+    title = f"Rounds of distillation (Table 5): w {sampling.w}, γ {sampling.gamma}"
+    return Table(title, columns, rows, notes_of(benches, seeds))
 
 
-def downstream(benches: Sequence[Bench], seeds: Sequence[int] | None) -> Table:
+def downstream(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     """Table 1: BLEU and ROUGE of runs with sources."""
-    seeds, names = seeds or [0], ("BLEU", "ROUGE-1", "ROUGE-2", "ROUGE-L")
-    rows = []
-    for b in benches:
-        if b.judge:
-            raise Refused(f"--run {b.trained.name}: its texts have no source, so there is no right answer to compare with")
-        scores = over_seeds(b, sampler_for(paper.DOWNSTREAM_SAMPLING, paper.DOWNSTREAM_CFG), seeds)
-        rows.append([b.trained.name, b.trained.config.data, *(number(scores[name]) for name in names)])
-    for method, (size, bleu, *rouge) in paper.DOWNSTREAM.items():
-        rows.append([f"paper: {method}", f"{size}, test sets", number(bleu), *map(number, rouge)])
+    need_answers(benches)
+    seeds = seeds or [0]
+    rows = [[b.trained.name, b.trained.config.data, *cells([b], paper.DOWNSTREAM_SAMPLING, seeds)] for b in benches]
+    for method, (size, *theirs) in paper.DOWNSTREAM.items():
+        rows.append([f"paper: {method}", f"{size}, test sets", *map(number, theirs)])
     notes = notes_of(benches, seeds, "The paper's are of the test sets: BLEU of De-En, ROUGE of XSum.")
-    return Table("Downstream (Table 1)", ["run", "data", *names], rows, notes)
+    title = f"Downstream (Table 1): {paper.DOWNSTREAM_SAMPLING.steps} steps"
+    return Table(title, ["run", "data", *benches[0].judge.shown], rows, notes)
 
 
 def tokens(trained: Sequence[Trained]) -> Table:
-    """Table 8: tokens trained on."""
+    """Table 8: tokens trained on; of a distilled run, by its teacher and then in each round up to it."""
     rows, elf = [], 5 * paper.OWT_TOKENS
     for run in trained:
-        c = run.config
-        total = c.batch * c.steps * c.length
-        rows.append([run.name, f"{c.batch} x {c.steps:,} x {c.length}", "-", f"{total / 1e9:.4g}B", f"{total / elf:.4g}x"])
+        stages = [(c.batch, steps, c.length) for c, steps in history(run)]
+        words = [f"{b} x {s:,} x {n}" for b, s, n in stages]
+        total = sum(b * s * n for b, s, n in stages)
+        distilled = f"{' + '.join(words[1:])}" or "-"
+        rows.append([run.name, words[0], distilled, f"{total / 1e9:.4g}B", f"{total / elf:.4g}x"])
     for method, (base, distillation, billions, ratio) in paper.TOKENS.items():
         words = [f"{b} x {s:,} x {n}" for b, s, n in filter(None, (base, distillation))]
         words = words or [f"5 x {paper.OWT_TOKENS / 1e9:.2f}B"]

@@ -27,6 +27,7 @@ from tqdm import tqdm
 import corpora
 import data
 import generate
+import judges
 import losses
 import preflight
 import pretrained
@@ -385,7 +386,8 @@ def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> Stat
     if is_chief():
         runs.plot_losses(config.directory)
         if texts:
-            print(generate.report(corpus, texts))
+            judge = judges.judge_by(corpus)
+            print(judges.report(judge, corpus, texts, judge.judge(texts).scores))
     return state
 
 

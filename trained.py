@@ -24,7 +24,7 @@ from generate import Asked
 from mesh import everywhere, platform, replicate, shapes_on
 from pretrained import from_released
 from released import Tensors, read_released
-from settings import PRESETS, TrainConfig, config_from
+from settings import PRESETS, TrainConfig, config_from, preset
 
 RELEASED_STD = 0.2  # by which the released code divides the embeddings of T5-small; it subtracts nothing
 
@@ -37,7 +37,9 @@ class Trained(NamedTuple):
     model: ELF
     tokenizer: Any
     step: int
-    """Of training, as far as is known."""
+    """Of training; of a released one, as many as the paper says."""
+    weights: str
+    """What tells them from others."""
     released: bool
 
     def corpus(self, split: corpora.Split = "validation") -> corpora.Corpus:
@@ -70,7 +72,7 @@ def load(name: str, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest"
 
 
 def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> Trained:
-    config = config_from(json.loads((directory / "config.json").read_text()))
+    config = read_config(directory)
     checkpoints = runs.open_checkpoints(directory, keep=None)
     step = checkpoints.latest_step() if checkpoint == "latest" else checkpoints.best_step()
     if step is None:
@@ -80,23 +82,51 @@ def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] 
     unroll = train.best_unroll(config, mesh)
     like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
     model = runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"]
-    return Trained(directory.name, directory, config, model, tokenizer, step, released=False)
+    return Trained(name_of(directory), directory, config, model, tokenizer, step, data.fingerprint(model), released=False)
+
+
+def read_config(directory: Path) -> TrainConfig:
+    """The settings that a run was made with."""
+    try:
+        return config_from(json.loads((directory / "config.json").read_text()))
+    except (TypeError, ValueError) as error:
+        raise Refused(f"--run {directory}: its config.json is not that of a run ({error})") from None
+
+
+def history(run: Trained) -> list[tuple[TrainConfig, int]]:
+    """Settings and steps of all training behind a network: of a distilled one, its teacher's and that of every round."""
+    stages, config = [(run.config, run.step)], run.config
+    while config.teacher:
+        place = run.directory.parent / str(config.start_steps) if config.start_steps else Path(config.teacher)
+        released = not (place / "config.json").exists()
+        config = preset(config.model if config.model in SIZES else None, config.data) if released else read_config(place)
+        stages.insert(0, (config, config.steps))
+    return stages
+
+
+def name_of(path: Path) -> str:
+    """What tells a run from others; the last part of a path, with the one before it where that alone says little."""
+    says_little = path.name.isdigit() or path.name.startswith("checkpoint")
+    return f"{path.absolute().parent.name}/{path.name}" if says_little else path.name
 
 
 def load_released(name: str, mesh: Mesh, corpus: str, encoder: str) -> Trained:
     path = find_checkpoint(name)
     config = released_config(name, corpus)
-    config = replace(config, encoder=encoder or config.encoder)
     tensors = read_released(path)
     sizes = sizes_of(tensors, path)
     known = {tuple(size.values()): size_name for size_name, size in SIZES.items()}
-    config = replace(config, model=known.get((sizes["depth"], sizes["width"], sizes["heads"]), "released"))
+    size = known.get((sizes["depth"], sizes["width"], sizes["heads"]))
+    config = replace(preset(size, config.data), model=size or "released", encoder=encoder or config.encoder)
     unroll = sizes["depth"] if platform(mesh) == "cpu" else 1
     like = jax.eval_shape(lambda: ELF(**sizes, unroll=unroll, key=jax.random.key(0)))
     model = jax.device_put(from_released(like, tensors, str(path)), everywhere(mesh))
     tokenizer = corpora.load_tokenizer(corpora.tokenizer_place(config.encoder))
-    directory = config.runs / Path(name).name
-    return Trained(Path(name).name, directory, config, model, tokenizer, step=0, released=True)
+    if len(tokenizer) != sizes["vocab"]:
+        raise Refused(f"{path} knows {sizes['vocab']} tokens, and the tokenizer of --encoder {config.encoder} {len(tokenizer)}")
+    shown = name_of(Path(name))
+    weights = data.fingerprint(model)
+    return Trained(shown, config.runs / shown, config, model, tokenizer, config.steps, weights, released=True)
 
 
 def find_checkpoint(name: str) -> Path:
@@ -106,7 +136,8 @@ def find_checkpoint(name: str) -> Path:
     path = Path(name) if Path(name).exists() else hub.fetch(name, "--run", ["checkpoint*", "checkpoint*/**"])
     if path.is_file() or (path / "manifest.ocdbt").exists():
         return path
-    found = sorted(path.glob("checkpoint_*"), key=lambda p: int(p.name.split("_")[-1]))
+    numbered = [p for p in path.glob("checkpoint_*") if p.name.removeprefix("checkpoint_").isdigit()]
+    found = sorted(numbered, key=lambda p: int(p.name.removeprefix("checkpoint_")))
     if not found:
         raise Refused(f"--run {name}: no run there (no config.json), and no released checkpoint (checkpoint_*)")
     return found[-1]

@@ -53,6 +53,11 @@ def test_a_directory_without_a_run_is_refused(tmp_path, monkeypatch, finished):
     (tmp_path / "config.json").write_text((finished[0].directory / "config.json").read_text())
     with pytest.raises(SystemExit, match="no checkpoint yet"):
         run(monkeypatch, "samples", "--run", tmp_path)
+    with pytest.raises(SystemExit, match=r"config.json is not that of a run"):
+        run(monkeypatch, "samples", "--run", GOLDEN / "gpt2")
+    (tmp_path / "config.json").rename(tmp_path / "checkpoint_best")
+    with pytest.raises(SystemExit, match="no released checkpoint"):
+        run(monkeypatch, "samples", "--run", tmp_path)
 
 
 @pytest.mark.parametrize("words", [["--num-samples", "0"], ["--steps", "0"]])
@@ -66,7 +71,7 @@ def test_a_table_has_our_numbers_and_the_papers_and_is_measured_once(finished, t
     words = ["table", "system", "--run", config.directory, "--num-samples", 4, "--seeds", 0, 1, "--out", tmp_path / "system"]
     run(monkeypatch, *words)
     said = capsys.readouterr().out
-    assert "67.32 ± 2.25" in said and "5.15 ± 0.002" in said and "4 samples, seed 0, 1" in said
+    assert "67.32 ± 2.25" in said and "5.15 ± 0.002" in said and "4 samples, seed 0, 1" in said and "whole valid" in said
     assert "| 8 | 3.0 | 2.0 |" in (tmp_path / "system.md").read_text()
     assert len((tmp_path / "system.csv").read_text().splitlines()) == 4
     monkeypatch.setattr(eval.generate, "sample_texts", None)  # a second time, nothing is sampled
@@ -88,7 +93,7 @@ def test_a_figure_is_drawn_and_its_numbers_are_written(finished, tmp_path, monke
     run(monkeypatch, "figure", "guidance", "--run", config.directory, "--num-samples", 4, "--out", tmp_path / "guidance")
     assert (tmp_path / "guidance.png").stat().st_size > 10_000
     assert len((tmp_path / "guidance.csv").read_text().splitlines()) == 5
-    with pytest.raises(SystemExit, match="its texts have no source"):
+    with pytest.raises(SystemExit, match="its texts have no source, so there is no right answer"):
         run(monkeypatch, "figure", "cfg", "--run", config.directory)
 
 
@@ -127,7 +132,7 @@ def test_perplexity_and_entropy_equal_a_slow_computation(judge):
     """Token by token in NumPy: every token but the first, and the EOS that ends a text, unless there is no room for it."""
     rng, mesh = np.random.default_rng(0), make_mesh("1", 0)
     texts = [" ".join(f"word{rng.integers(80)}" for _ in range(n)) for n in (1, 5, 30, 63, 64, 90)] + [""]
-    scores = judges.gpt2_judge(str(judge), mesh).score(texts)
+    scores, each = judges.gpt2_judge(str(judge), mesh).judge(texts)
     logits_of, tokenizer = jax.jit(pretrained.load_gpt2(judge).__call__), corpora.load_tokenizer(judge)
     nll, count, entropies = 0.0, 0, []
     for text in texts:
@@ -142,6 +147,7 @@ def test_perplexity_and_entropy_equal_a_slow_computation(judge):
     assert scores["Gen. PPL"] == pytest.approx(math.exp(nll / count), rel=1e-4)
     assert scores["unigram entropy (nats)"] == pytest.approx(np.mean(entropies))
     assert count == 1 + 5 + 30 + 63 + 63 + 63
+    assert len(each) == len(texts) and each[-1] == math.inf
 
 
 def test_a_run_can_be_judged_by_gpt2(finished, judge, tmp_path, monkeypatch, capsys):
@@ -149,20 +155,30 @@ def test_a_run_can_be_judged_by_gpt2(finished, judge, tmp_path, monkeypatch, cap
     words = ["--run", config.directory, "--steps", 2, "--num-samples", 4, "--judge", judge, "--out", tmp_path / "out.jsonl"]
     run(monkeypatch, "samples", *words)
     assert "Gen. PPL" in capsys.readouterr().out
+    run(monkeypatch, "samples", "--run", config.directory, "--steps", 2, "--num-samples", 4, "--judge", "none")
+    assert "no judge" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="this needs perplexities, so a --judge"):
+        run(monkeypatch, "table", "system", "--run", config.directory, "--judge", "none")
 
 
 def test_nothing_to_judge_and_missing_judges_are_refused(judge, tmp_path, finished, monkeypatch):
     found = judges.gpt2_judge(str(judge), make_mesh("1", 0))
     with pytest.raises(Refused, match="nothing to judge: all of the 2 texts are empty"):
-        found.score(["", "  "])
+        found.judge(["", "  "])
     with pytest.raises(SystemExit, match="--judge nowhere: no such directory here"):
         run(monkeypatch, "samples", "--run", finished[0].directory, "--judge", "nowhere")
     with pytest.raises(SystemExit, match=r"has no config.json"):
         run(monkeypatch, "samples", "--run", finished[0].directory, "--judge", tmp_path)
 
 
+def save_words(n, directory):
+    """A tokenizer of n tokens, 11 of them special, where an encoder would be; samples without a source need no encoder."""
+    corpora.word_tokenizer([f"word{i}" for i in range(n - 11)]).save_pretrained(directory)
+    return directory
+
+
 @pytest.mark.parametrize("name", ["released_orbax/checkpoint_0", "checkpoint_7", "torch_checkpoint_7"])
-def test_released_weights_load_by_path(name, golden_model):
+def test_released_weights_load_by_path(name, golden_model, tmp_path, monkeypatch, capsys):
     import trained
 
     path = trained.find_checkpoint(str(GOLDEN / name))
@@ -171,6 +187,12 @@ def test_released_weights_load_by_path(name, golden_model):
     assert sizes["depth"] == golden_model.depth and sizes["vocab"] == golden_model.unembed.weight.shape[1]
     with pytest.raises(Refused, match="its name does not tell what it was trained on"):
         trained.load(str(GOLDEN / name), make_mesh("1", 0))
+    with pytest.raises(Refused, match=r"knows 101 tokens, and the tokenizer of .* 100"):
+        trained.load(str(GOLDEN / name), make_mesh("1", 0), corpus="owt", encoder=str(save_words(100, tmp_path / "100")))
+    words = ["--data", "owt", "--encoder", save_words(101, tmp_path / "101"), "--judge", "none", "--out", tmp_path / "out.jsonl"]
+    monkeypatch.chdir(tmp_path)  # what is measured goes to runs/
+    run(monkeypatch, "samples", "--run", GOLDEN / name, *words, "--steps", 1, "--num-samples", 1)
+    assert "1 samples" in capsys.readouterr().out
 
 
 def test_speed_times_every_part(monkeypatch, capsys):

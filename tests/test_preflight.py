@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 
+import jax
 import pytest
 from numpy.testing import assert_allclose
 
@@ -22,7 +23,8 @@ def four(cache):
 
 @pytest.fixture(scope="module")
 def found(four):
-    return train.preflight_step(four)
+    yield train.preflight_step(four)
+    jax.config.update("jax_enable_compilation_cache", True)  # for the tests of other modules
 
 
 def test_layers_in_a_loop_are_counted_as_often_as_they_run(found, four):

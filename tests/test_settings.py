@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import elf
+import paper
 import settings
 import train
 
@@ -19,6 +21,10 @@ def test_paper_sizes_bring_the_settings_of_table_7():
     assert [c.steps / 19_017 for c in (b, m, large)] == [5, 4, 3]
     assert round(b.warmup_steps / 19_017, 2) == 0.5
     assert settings.parse(["--model", "elf-b", "--learning-rate", "0.1"], "").learning_rate == 0.1
+    same = {k: v for k, v in paper.HYPERPARAMETERS.items() if hasattr(b, k) and isinstance(v, int | float)}
+    assert len(same) > 15 and {k: getattr(b, k) for k in same} == same
+    for name, (depth, width, heads, _, epochs) in paper.SIZES.items():
+        assert elf.SIZES[name] == dict(depth=depth, width=width, heads=heads) and settings.OWT_EPOCHS[name] == epochs
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,9 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         (["--batch", "200000"], "--batch 200000 is larger than the corpus"),
         (["--p-decode", "1.5"], "--p-decode 1.5: must be between 0 and 1"),
         (["--warmup-steps", "9999"], "--warmup-steps 9999 leaves nothing of --steps"),
+        (["--learning-rate", "-1"], "--learning-rate -1.0: must be above 0"),
+        (["--gamma", "-1"], "--gamma -1.0: must be at least 0"),
+        (["--process-id", "9"], "--process-id 9: must be one of the 1 --processes"),
         (["--w-min", "0"], "guidance scales must be positive"),
         (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
         (["--length", "8"], "do not fit into rows of 8: raise --length"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 
 import jax
 import pytest
@@ -12,22 +13,24 @@ import corpora
 import data
 import eval
 import grammar
+import judges
 import metrics
 import pretrained
 import tasks
 import train
 from errors import Refused
+from sources import Example
 
 
-@pytest.mark.parametrize("name, types", [("translate", 300), ("summarize", 80)])
-def test_a_source_has_one_answer_and_both_are_rich(name, types):
+@pytest.mark.parametrize("name, kinds", [("translate", 300), ("summarize", 80)])
+def test_a_source_has_one_answer_and_both_are_rich(name, kinds):
     pairs = tasks.write_pairs(tasks.TASKS[name], 20_000, seed=1)
     answers = dict(pairs)
     assert all(answers[source] == text for source, text in pairs)
     assert len(answers) > 19_900
     assert pairs[:3] == tasks.write_pairs(tasks.TASKS[name], 3, seed=1)
     for side in zip(*pairs, strict=True):
-        assert len({word for text in side for word in grammar.split(text)}) > types
+        assert len({word for text in side for word in grammar.split(text)}) > kinds
 
 
 def test_german_has_another_word_order():
@@ -38,12 +41,16 @@ def test_german_has_another_word_order():
 
 def test_scores_of_answers():
     answers = ["the cat sat on the mat .", "a dog barks in the yard ."]
-    perfect = metrics.task_scores(answers, answers)
+    truth = types.SimpleNamespace(held_out=[Example(text, "source") for text in answers], split="validation", has_sources=True)
+    judge = judges.judge_by(truth)
+    perfect, each = judge.judge(answers)
     assert perfect["BLEU"] == pytest.approx(100) and perfect["ROUGE-L"] == (100, 0) and perfect["exact matches"] == 1
-    nothing = metrics.task_scores(["", ""], answers)
+    nothing, of_nothing = judge.judge(["", ""])
     assert nothing["BLEU"] == nothing["exact matches"] == 0 and nothing["ROUGE-L"] == (0, 0)
-    assert "case:lc" in metrics.bleu(answers, answers)[1]
+    assert (each, of_nothing) == ([100, 100], [0, 0])
+    assert "case:lc" in judge.signature
     assert metrics.shown("ROUGE-L", (35.123, 0.119)) == "35.12 ± 0.12" and metrics.shown("exact matches", 0.5) == "50.0%"
+    assert metrics.shown("entropy", (5.15, 0.0021)) == "5.15 ± 0.002"
     assert metrics.mean_and_error([1.0, 2.0, 3.0]) == pytest.approx((2, 1 / 3**0.5))
 
 
