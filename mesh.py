@@ -22,8 +22,8 @@ ALL = ("data", "fsdp")
 
 
 def has_accelerator() -> bool:
-    """Whether this machine has TPUs or NVIDIA GPUs, found without starting JAX's backends."""
-    return any(glob.glob(f"/dev/{kind}[0-9]*") for kind in ("accel", "vfio/", "nvidia"))
+    """Whether this machine has TPUs or GPUs, found without starting JAX's backends."""
+    return any(glob.glob(f"/dev/{kind}") for kind in ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd"))
 
 
 def join_processes(coordinator: str, processes: int, process_id: int):

@@ -320,10 +320,11 @@ def keep_embedding(config: TrainConfig, corpus: corpora.Corpus, embedder: data.E
 
 
 def huge_pages():
-    """Start over with huge pages behind XLA's buffers (Linux on CPU): fewer page faults in every step."""
+    """Start over with huge pages behind XLA's buffers (Linux on CPU): fewer page faults in every step. And without libtpu, which
+    may be installed for preflights, looking for TPUs."""
     tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and not has_accelerator():
-        os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": tunables})
+        os.execve(sys.executable, sys.orig_argv, {"JAX_PLATFORMS": "cpu"} | os.environ | {"GLIBC_TUNABLES": tunables})
 
 
 def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> State:
