@@ -26,13 +26,20 @@ class Point(NamedTuple):
     y: float
 
 
+Curves = dict[str, list[Point]]
+
+
+class Panel(NamedTuple):
+    whose: str
+    """Ours or the paper's, which have axes of their own as their judges and data are others."""
+    y: str
+    curves: Curves
+
+
 class Figure(NamedTuple):
     title: str
     x: str
-    y: str
-    curves: dict[str, list[Point]]
-    theirs: dict[str, list[Point]]
-    """The paper's, drawn on an axis of its own as its judge and data are others."""
+    panels: list[Panel]
     table: Table
     log_x: bool = False
 
@@ -49,23 +56,26 @@ def sweep(
     x: str | Sequence[float],
     y: str,
     axes: tuple[str, str],
-    theirs: dict[str, list[Point]] | None = None,
+    theirs: Curves | None = None,
     log_x: bool = False,
 ) -> Figure:
     """Measure every sampler of every curve (label -> sampler). `x` is a score, or the numbers along the axis; `y` is the head of
-    one that the judge shows."""
-    drawn, rows, names = {}, [], []
+    one that the judge shows. Perplexity of valid texts has their share beside it."""
+    labels = {y: axes[1]} | ({"valid": "share of valid texts"} if "valid" in benches[0].judge.shown else {})
+    drawn, rows, names = {head: {} for head in labels}, [], []
     for bench in benches:
         for name, samplers in curves.items():
-            points = []
-            for i, (label, sampler) in enumerate(samplers.items()):
-                scores = over_seeds(bench, sampler, seeds)
-                names = list(scores)
-                points.append(Point(label, value(scores[x]) if isinstance(x, str) else x[i], value(scores[bench.judge.shown[y]])))
-                rows.append([bench.trained.name, name, label, *(number(scores[n]) for n in names)])
-            drawn[name if len(benches) == 1 else f"{bench.trained.name}, {name}"] = points
+            scored = [over_seeds(bench, sampler, seeds) for sampler in samplers.values()]
+            names = list(scored[0])
+            rows += [[bench.trained.name, name, at, *map(number, s.values())] for at, s in zip(samplers, scored, strict=True)]
+            along = [value(scores[x]) for scores in scored] if isinstance(x, str) else x
+            for head, curve in drawn.items():
+                up = [value(scores[bench.judge.shown[head]]) for scores in scored]
+                label = name if len(benches) == 1 else f"{bench.trained.name}, {name}"
+                curve[label] = [Point(*each) for each in zip(samplers, along, up, strict=True)]
     table = Table(title, ["run", "curve", "at", *names], rows, notes_of(benches, seeds))
-    return Figure(title, *axes, drawn, theirs or {}, table, log_x)
+    panels = [Panel("here", labels[head], curve) for head, curve in drawn.items()]
+    return Figure(title, axes[0], panels + ([Panel("the paper", axes[1], theirs)] if theirs else []), table, log_x)
 
 
 def printed(size: str) -> dict[str, list[Point]]:
@@ -140,7 +150,7 @@ def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[S
     rows = [[b.trained.name, *map(number, s.values())] for b, s in zip(benches, scored, strict=True)]
     settings = "; ".join(f"{b.trained.name}: {s}" for b, s in zip(benches, samplers, strict=True))
     table = Table("Runs side by side", ["run", *scored[0]], rows, notes_of(benches, seeds, settings))
-    return Figure("Runs side by side", x, y, curves, {}, table)
+    return Figure("Runs side by side", x, [Panel("here", y, curves)], table)
 
 
 FIGURES: dict[str, Callable[[Sequence[Bench], Sequence[int]], Figure]] = {
@@ -159,14 +169,14 @@ def draw(figure: Figure, file: Path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = [("here", figure.curves)] + ([("the paper", figure.theirs)] if figure.theirs else [])
-    canvas, axes = plt.subplots(1, len(panels), figsize=(4.8 * len(panels), 3.8), layout="constrained", squeeze=False)
-    for axis, (whose, curves) in zip(axes[0], panels, strict=True):
+    n = len(figure.panels)
+    canvas, axes = plt.subplots(1, n, figsize=(4.2 * n, 3.6), layout="constrained", squeeze=False)
+    for axis, (whose, y, curves) in zip(axes[0], figure.panels, strict=True):
         for name, points in curves.items():
             axis.plot([p.x for p in points], [p.y for p in points], "o-", ms=4, lw=1.2, label=name)
             for p in label_ends(points):
                 axis.annotate(p.label, (p.x, p.y), textcoords="offset points", xytext=(4, 4), fontsize=7, color="0.35")
-        axis.set(xlabel=figure.x, ylabel=figure.y, title=whose)
+        axis.set(xlabel=figure.x, ylabel=y, title=whose)
         if figure.log_x:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")
