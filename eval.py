@@ -30,7 +30,7 @@ import train
 import trained
 from errors import Refused
 from figures import FIGURES
-from generate import Form, Sampler
+from generate import Asked, Form, Sampler
 from measure import Bench, bench_for, measure
 from mesh import make_mesh
 from speed import Speed
@@ -92,6 +92,11 @@ class Settings:
         return sampler
 
 
+def told(sampler: Sampler, asked: Asked | None) -> dict[str, str | float]:
+    """The settings that matter: without sources, nothing is guided by them."""
+    return {k: v for k, v in dataclasses.asdict(sampler).items() if asked or k != "cfg"}
+
+
 Flat = tyro.conf.OmitArgPrefixes
 
 
@@ -111,7 +116,7 @@ class Samples(OfRuns):
         bench = self.bench(self.run)
         sampler = self.how.sampler(bench.trained.config)
         texts, scores, each = measure(bench, sampler, self.seed)
-        settings = dataclasses.asdict(sampler) | dict(seed=self.seed, checkpoint=self.checkpoint)
+        settings = told(sampler, bench.asked) | dict(seed=self.seed, checkpoint=self.checkpoint)
         out = self.out or bench.trained.directory / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
         report = judges.report(bench.judge, bench.corpus, texts, scores)
         about = ", ".join(f"{k} {v}" for k, v in settings.items())
@@ -120,7 +125,7 @@ class Samples(OfRuns):
         shown = [pages.Sample(r["text"], s, r.get("source"), r.get("reference")) for r, s in zip(records, each, strict=True)]
         title, page = f"{len(texts):,} samples of {bench.trained.name}", out.with_suffix(".html")
         runs.write_whole(page, pages.samples_page(title, about, report, shown, bench.judge.each, bench.judge.low_is_good))
-        print(f"{report}\n\n{about}\n{out}\n{page}")
+        print(f"{report}\n\n{judges.some_texts(bench.corpus, texts)}\n\n{about}\n{out}\n{page}")
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ class Trajectory(OfRuns):
             followed = generate.trajectories(*args, frames=self.frames)
         for frame in followed[0]:
             print(f"t = {frame.t:.3f}  {frame.text}")
-        about = f"{', '.join(f'{k} {v}' for k, v in dataclasses.asdict(sampler).items())}, seed {self.seed}"
+        about = f"{', '.join(f'{k} {v}' for k, v in told(sampler, asked).items())}, seed {self.seed}"
         about += ". What the network predicts at t, decoded. Words that changed since the frame before are marked."
         out = self.out or found.directory / "trajectory.html"
         runs.write_whole(out, pages.trajectory_page(f"{found.name}: from noise to text", about, followed))

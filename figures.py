@@ -21,7 +21,7 @@ KINDS = {"ODE": 0.0, "SDE, γ 1": 1.0}  # by γ
 
 class Point(NamedTuple):
     label: str
-    """What is varied along the curve."""
+    """What is varied along the curve, if the axis does not tell."""
     x: float
     y: float
 
@@ -67,14 +67,15 @@ def sweep(
         for name, samplers in curves.items():
             scored = [over_seeds(bench, sampler, seeds) for sampler in samplers.values()]
             names = list(scored[0])
-            rows += [[bench.trained.name, name, at, *map(number, s.values())] for at, s in zip(samplers, scored, strict=True)]
+            rows += [[bench.trained.name, name, k, *map(number, s.values())] for k, s in zip(samplers, scored, strict=True)]
             along = [value(scores[x]) for scores in scored] if isinstance(x, str) else x
+            at = list(samplers) if isinstance(x, str) else [""] * len(samplers)
             for head, curve in drawn.items():
                 up = [value(scores[bench.judge.shown[head]]) for scores in scored]
                 label = name if len(benches) == 1 else f"{bench.trained.name}, {name}"
-                curve[label] = [Point(*each) for each in zip(samplers, along, up, strict=True)]
+                curve[label] = [Point(*each) for each in zip(at, along, up, strict=True)]
     table = Table(title, ["run", "curve", "at", *names], rows, notes_of(benches, seeds))
-    panels = [Panel("here", labels[head], curve) for head, curve in drawn.items()]
+    panels = [Panel("here" if theirs else "", labels[head], curve) for head, curve in drawn.items()]
     return Figure(title, axes[0], panels + ([Panel("the paper", axes[1], theirs)] if theirs else []), table, log_x)
 
 
@@ -150,7 +151,7 @@ def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[S
     rows = [[b.trained.name, *map(number, s.values())] for b, s in zip(benches, scored, strict=True)]
     settings = "; ".join(f"{b.trained.name}: {s}" for b, s in zip(benches, samplers, strict=True))
     table = Table("Runs side by side", ["run", *scored[0]], rows, notes_of(benches, seeds, settings))
-    return Figure("Runs side by side", x, [Panel("here", y, curves)], table)
+    return Figure("Runs side by side", x, [Panel("", y, curves)], table)
 
 
 FIGURES: dict[str, Callable[[Sequence[Bench], Sequence[int]], Figure]] = {
@@ -176,7 +177,8 @@ def draw(figure: Figure, file: Path):
             axis.plot([p.x for p in points], [p.y for p in points], "o-", ms=4, lw=1.2, label=name)
             for p in label_ends(points):
                 axis.annotate(p.label, (p.x, p.y), textcoords="offset points", xytext=(4, 4), fontsize=7, color="0.35")
-        axis.set(xlabel=figure.x, ylabel=y, title=whose)
+        axis.set(xlabel=figure.x, ylabel=y)
+        axis.set_title(whose, fontsize=10)
         if figure.log_x:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")

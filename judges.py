@@ -98,12 +98,11 @@ NO_JUDGE = Judge(
 
 
 def report(judge: Judge, corpus: Corpus | None, texts: list[str], scores: dict[str, Score]) -> str:
-    """The scores of samples beside those of what they can be held against, as a table, and three samples to read."""
-    columns, last = dict(samples=scores), [f"  {text}" for text in texts[:3]]
+    """The scores of samples beside those of what they can be held against, as a table."""
+    columns = dict(samples=scores)
     if corpus and corpus.has_sources:
-        truth = corpus.held_out[: len(texts)]
-        columns |= dict(source=judge.judge([e.source for e in truth]).scores, nothing=judge.judge([""] * len(texts)).scores)
-        last = [f"  {e.source} → {text}  [{e.text}]" for e, text in list(zip(truth, texts, strict=True))[:3]]
+        sources = [example.source for example in corpus.held_out[: len(texts)]]
+        columns |= dict(source=judge.judge(sources).scores, nothing=judge.judge([""] * len(texts)).scores)
     elif corpus:  # Rows of the same length, cut at the same EOS: entropy and perplexity depend on both.
         theirs = corpora.texts_of(np.asarray(corpus.validation.s[: len(texts)]), corpus.tokenizer)
         columns |= dict(corpus=judge.judge(theirs).scores)
@@ -111,7 +110,14 @@ def report(judge: Judge, corpus: Corpus | None, texts: list[str], scores: dict[s
     lines = [title.ljust(34) + "".join(f"{name:>15}" for name in columns)]
     for name in scores:
         lines.append(f"{name:34}" + "".join(f"{metrics.shown(name, column[name]):>15}" for column in columns.values()))
-    return "\n".join([*lines, "", *last, "", judge.signature])
+    return "\n".join([*lines, "", judge.signature])
+
+
+def some_texts(corpus: Corpus | None, texts: list[str], n: int = 3) -> str:
+    """A few samples to read, with what they answer."""
+    if corpus is None or not corpus.has_sources:
+        return "\n".join(f"  {text}" for text in texts[:n])
+    return "\n".join(f"  {e.source} → {text}  [{e.text}]" for e, text in zip(corpus.held_out[:n], texts, strict=False))
 
 
 def gpt2_judge(name: str, mesh: Mesh) -> Judge:

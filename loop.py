@@ -42,7 +42,7 @@ class Progress:
             total=config.steps,
             initial=first,
             unit="step",
-            desc=config.directory.name,
+            desc=str(config.directory.relative_to(config.runs)),
             dynamic_ncols=True,
             disable=not is_chief(),
         )

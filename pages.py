@@ -14,8 +14,7 @@ STYLE = """
 :root { color-scheme: light dark; --soft: color-mix(in srgb, currentColor 55%, transparent); }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 54rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.3rem; } p.about, small { color: var(--soft); }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .15rem .9rem .15rem 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
+pre { overflow-x: auto; }
 article { border-left: 4px solid color-mix(in srgb, currentColor 15%, transparent); }
 article { padding: .1rem 0 .1rem .8rem; margin: .8rem 0; }
 article.best { border-color: #2a9d4a; } article.worst { border-color: #d1493f; }

@@ -25,6 +25,7 @@ from pretrained import dotted
 
 # Of a failed save, every single write would be told by a traceback of its own; `saving` says it once.
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells how it understands each of its options.
 
 
 def refuse_others(directory: Path, config: dict[str, Any], free: set[str]):

@@ -389,6 +389,7 @@ def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> Stat
         if texts:
             judge = judges.judge_by(corpus)
             print(judges.report(judge, corpus, texts, judge.judge(texts).scores))
+            print(f"\n{judges.some_texts(corpus, texts)}")
     return state
 
 
