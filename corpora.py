@@ -95,7 +95,7 @@ def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path, split: S
     if embedded:
         identity = [Path(module.__file__).read_text() for module in (grammar, tasks)]
     else:
-        files, tokens = sources.find(name), tokenizer_place(tokenizer)
+        files, tokens = sources.find(name, EMBEDDED), tokenizer_place(tokenizer)
         identity = [content_of(chain(*files.values())), content_of(tokens.glob("*token*"))]
     directory = cache / f"rows-{digest([FORMAT, name, layout, identity])}"
     with only_one(directory) as place:
@@ -163,7 +163,11 @@ def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Examp
                 told["rows"] += len(some.s)
                 with_sources |= {bool(prefix) for prefix in some.prefix[:1]}
         if not told["rows"]:
-            remedy = "lower --length" if layout.pack else "give more texts; of fewer than 100, none is held out by itself"
+            remedy = (
+                "lower --length, or give --no-pack"
+                if layout.pack
+                else "give more texts; of fewer than 100, none is held out by itself"
+            )
             raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; {remedy}")
         if len(with_sources) > 1:
             raise Refused(f"texts have sources in one split and none in another ({', '.join(texts)}): give all of them sources")
@@ -199,15 +203,21 @@ def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None, s
     return Corpus(directory.name, rows("train"), rows(split), held_out, split, tokenizer, counts, rules)
 
 
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # what holds its tokens, in one form or another
+
+
 def tokenizer_place(name: str) -> Path:
     if name == "scratch":
         raise Refused("--encoder scratch has no tokenizer for this data: give one by --tokenizer")
-    return fetch(name, "--tokenizer", ["tokenizer*", "spiece.model", "special_tokens_map.json", "config.json"])
+    files = ["tokenizer*", "spiece.model", "special_tokens_map.json", "config.json"]
+    return fetch(name, "--encoder or --tokenizer", files, holding="a tokenizer")
 
 
 def load_tokenizer(directory: Path):
     from transformers import AutoTokenizer
 
+    if not any((directory / file).exists() for file in TOKENIZER_FILES):  # Without them, transformers makes up a tokenizer.
+        raise Refused(f"{directory}: no tokenizer there; it would be one of {', '.join(TOKENIZER_FILES)}")
     try:
         return AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError) as error:
@@ -224,6 +234,7 @@ def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counte
     ahead = iter(tqdm(examples, desc="tokenising", unit=" texts", unit_scale=True, leave=False))
     while some := list(islice(ahead, at_once)):
         texts, given = (to_tokens([example[i] for example in some], tokenizer) for i in range(2))
+        told["unknown tokens"] += sum(row.count(tokenizer.unk_token_id) for row in chain(texts, given) if row)
         if given[0] is not None and not layout.source:
             raise Refused("the data has sources: say by --source-length how many tokens they may take")
         if layout.pack and given[0] is None:

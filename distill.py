@@ -8,7 +8,6 @@ before it, and the same command continues an interrupted one.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ import tables
 import train
 import trained
 from elf import ELF, SIZES
-from errors import Refused
+from errors import Refused, one_line
 from measure import bench_for
 from mesh import ALL, by_row, everywhere, fetch, is_chief, join_processes, make_mesh, shapes_on
 from settings import OWT_ROWS, TrainConfig, preset
@@ -215,7 +214,7 @@ def distill(asked: Distill) -> list[Path]:
         runs.refuse_others(config.directory, config.as_json(), train.FREE)
         if is_chief():
             begun, k = f"begun as that of {start}" if start else "begun as the teacher", asked.teacher_steps // n
-            print(f"\nround {i} of {len(asked.rounds)}: a student of {n} steps, {begun}; each is {k} of the teacher's")
+            print(f"\nround {i} of {len(asked.rounds)}, steps of the student: {n}, {begun}; each is {k} of the teacher's")
             train.keep_embedding(config, corpus, embedder)
         student = train.train(config, objective_of(teacher.model, student)).ema
         start = n
@@ -223,15 +222,15 @@ def distill(asked: Distill) -> list[Path]:
     return directories
 
 
-def first_student(asked: Distill, teacher: trained.Trained, mesh: Mesh) -> tuple[ELF, int]:
-    """What the first round begins as: the student of twice as many steps if it is finished, or else the teacher (0)."""
+def first_student(asked: Distill, teacher: trained.Trained, mesh: Mesh) -> tuple[ELF, int | None]:
+    """What the first round begins as: the student of twice as many steps if it is finished, or else the teacher."""
     twice = 2 * asked.rounds[0]
     before = asked.runs / asked.directory(twice)
     if (before / "config.json").exists():
         found = trained.load_run(before, mesh)
         if found.step == found.config.steps:
             return found.model, twice
-    return teacher.model, 0
+    return teacher.model, None
 
 
 def show_tables(asked: Distill, directories: list[Path]):
@@ -287,7 +286,7 @@ def plan_of(k: int, config: TrainConfig, mesh: Mesh) -> train.Plan:
 def main():
     begun = time.time()
     asked = tyro.cli(Distill, description=__doc__)
-    try:
+    with one_line():
         if asked.preflight:
             return preflight_rounds(asked)
         train.huge_pages()
@@ -295,8 +294,6 @@ def main():
         directories = distill(asked)
         if asked.num_samples != 0:
             show_tables(asked, directories)
-    except Refused as refusal:
-        sys.exit(f"error: {refusal}")
     if is_chief():
         print(f"\n{directories[-1].parent}: {(time.time() - begun) / 60:.1f} minutes")
 

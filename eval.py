@@ -12,7 +12,7 @@ What is measured is kept with the run, so an interrupted table continues.
 """
 
 import dataclasses
-import sys
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,7 +28,7 @@ import runs
 import tables
 import train
 import trained
-from errors import Refused
+from errors import Refused, one_line
 from figures import FIGURES
 from generate import Asked, Form, Sampler
 from measure import Bench, bench_for, measure
@@ -38,13 +38,9 @@ from tables import TABLES
 
 
 @dataclass(frozen=True)
-class OfRuns:
-    """What all measurements of runs are told."""
+class OfRun:
+    """What has to be told of runs and released checkpoints."""
 
-    num_samples: int | None = None
-    """Texts for each measurement, by default as many as the run says; with sources, answers to at most that many."""
-    judge: str = ""
-    """A GPT-2 by name or directory, for perplexities, or none; by default a grammar's own exact likelihood, or gpt2-large."""
     data: str = ""
     """What a released checkpoint was trained on (owt, de-en, xsum), if its name does not tell."""
     encoder: str = ""
@@ -56,15 +52,25 @@ class OfRuns:
     mesh: str = "1"
     """Devices that share the work, as in train.py."""
 
+    def load(self, run: str) -> trained.Trained:
+        return trained.load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.encoder)
+
+
+@dataclass(frozen=True)
+class OfRuns(OfRun):
+    """What all measurements of runs are told."""
+
+    num_samples: int | None = None
+    """Texts for each measurement, by default as many as the run says; with sources, answers to at most that many."""
+    judge: str = ""
+    """A GPT-2 by name or directory, for perplexities, or none; by default a grammar's own exact likelihood, or gpt2-large."""
+
     def bench(self, run: str, form: Form = "paper") -> Bench:
         mesh = make_mesh(self.mesh, 0)
         found = bench_for(self.load(run), mesh, self.num_samples, self.judge, self.split, form)
         if found.n < 1:
             raise Refused(f"--num-samples {found.n}: must be at least 1")
         return found
-
-    def load(self, run: str) -> trained.Trained:
-        return trained.load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.encoder)
 
 
 @dataclass(frozen=True)
@@ -116,12 +122,14 @@ class Samples(OfRuns):
         bench = self.bench(self.run)
         sampler = self.how.sampler(bench.trained.config)
         texts, scores, each = measure(bench, sampler, self.seed)
-        settings = told(sampler, bench.asked) | dict(seed=self.seed, checkpoint=self.checkpoint)
-        out = self.out or bench.trained.directory / "samples" / f"{'-'.join(str(v) for v in settings.values())}.jsonl"
+        settings = told(sampler, bench.asked) | dict(seed=self.seed, checkpoint=self.checkpoint, split=self.split)
+        name = "-".join(str(v) for v in [*settings.values(), len(texts), *([Path(self.judge).name] if self.judge else [])])
+        out = self.out or bench.trained.directory / "samples" / f"{name}.jsonl"
         report = judges.report(bench.judge, bench.corpus, texts, scores)
         about = ", ".join(f"{k} {v}" for k, v in settings.items())
         records = generate.as_records(bench.corpus, texts)
-        runs.write_texts(out, [record | {bench.judge.each: score} for record, score in zip(records, each, strict=True)])
+        finite = [score if math.isfinite(score) else None for score in each]  # JSON has no infinity.
+        runs.write_texts(out, [record | {bench.judge.each: score} for record, score in zip(records, finite, strict=True)])
         shown = [pages.Sample(r["text"], s, r.get("source"), r.get("reference")) for r, s in zip(records, each, strict=True)]
         title, page = f"{len(texts):,} samples of {bench.trained.name}", out.with_suffix(".html")
         runs.write_whole(page, pages.samples_page(title, about, report, shown, bench.judge.each, bench.judge.low_is_good))
@@ -176,8 +184,8 @@ class FigureCommand(OfRuns):
 
 
 @dataclass(frozen=True)
-class Trajectory(OfRuns):
-    """Follow samples from noise to text: in the terminal, and as a page with a slider over t."""
+class Trajectory(OfRun):
+    """Follow samples from noise to text: the first in the terminal, all on a page with a slider over t."""
 
     run: str = tyro.MISSING
     """Directory of a run, or a released checkpoint."""
@@ -219,7 +227,7 @@ class Compare(OfRuns):
     how: Flat[Settings] = Settings()
     seeds: tuple[int, ...] = (0,)
     """Of the noise."""
-    out: Path = Path("compare")
+    out: Path = Path("runs/compare")
     """Files to write, without their ending."""
 
     def __call__(self):
@@ -241,10 +249,8 @@ Command = (
 
 
 def main():
-    try:
+    with one_line():
         tyro.cli(Command, description=__doc__)()
-    except Refused as refusal:
-        sys.exit(f"error: {refusal}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The paper's figures, drawn from our runs; where the paper prints the numbers of a curve, it is drawn beside ours."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,7 +150,9 @@ def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[S
     x, y = (ENTROPY, first) if "PPL" in benches[0].judge.shown else (first, last)
     curves = {b.trained.name: [Point("", value(s[x]), value(s[y]))] for b, s in zip(benches, scored, strict=True)}
     rows = [[b.trained.name, *map(number, s.values())] for b, s in zip(benches, scored, strict=True)]
-    settings = "; ".join(f"{b.trained.name}: {s}" for b, s in zip(benches, samplers, strict=True))
+    settings = "; ".join(
+        f"{b.trained.name}: {', '.join(f'{k} {v}' for k, v in asdict(s).items())}" for b, s in zip(benches, samplers, strict=True)
+    )
     table = Table("Runs side by side", ["run", *scored[0]], rows, notes_of(benches, seeds, settings))
     return Figure("Runs side by side", x, [Panel("", y, curves)], table)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from errors import Refused
 
 
-def fetch(name: str, flag: str, files: list[str], kind: str = "model", revision: str | None = None) -> Path:
+def fetch(name: str, flag: str, files: list[str], kind: str = "model", revision: str | None = None, *, holding: str = "") -> Path:
     """The directory with these files (patterns): a local one as it is, one from the hub downloaded once."""
     if Path(name).is_dir():
         return Path(name)
@@ -19,14 +19,14 @@ def fetch(name: str, flag: str, files: list[str], kind: str = "model", revision:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise Refused(
             f"{flag} {name}: no such directory here, and no {kind} of that name could be had from the hub ({reason}); "
-            f"give the path of a local directory with {', '.join(files)}"
+            f"give the path of a local directory with {holding or ', '.join(files)}"
         ) from None
 
 
-def fetch_network(name: str, flag: str, more: Sequence[str] = ()) -> Path:
+def fetch_network(name: str, flag: str, more: Sequence[str] = (), *, holding: str = "") -> Path:
     """The directory of a Hugging Face network, with its configuration and weights; `more` may be there or not."""
     needed = ["config.json", "model.safetensors"]
-    place = fetch(name, flag, [*needed, *more])
+    place = fetch(name, flag, [*needed, *more], holding=holding)
     for file in needed:
         if not (place / file).exists():
             raise Refused(f"{flag} {name}: it has no {file}")

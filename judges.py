@@ -48,9 +48,9 @@ def judge_of(corpus: Corpus | None, name: str, mesh: Mesh) -> Judge:
     """The one that is asked for; by default what the corpus itself can tell, and else GPT-2 Large as in the paper."""
     if name == "none":
         return NO_JUDGE
-    if name or corpus is None or not (corpus.has_sources or corpus.rules):
-        return gpt2_judge(name or "gpt2-large", mesh)
-    return judge_by(corpus)
+    if not name and corpus and (corpus.has_sources or corpus.rules):
+        return judge_by(corpus)
+    return gpt2_judge(name or "gpt2-large", mesh)
 
 
 def judge_by(corpus: Corpus) -> Judge:
@@ -80,7 +80,7 @@ def answers_judge(corpus: Corpus) -> Judge:
 def grammar_judge(rules: Grammar) -> Judge:
     """An impossible text has no perplexity, so that of the others is told beside their share."""
     return Judge(
-        "PPL: perplexity per word, exact, of the valid texts; valid: their share; entropy of words within a text, nats",
+        "perplexity per word, exact, of the valid texts; entropy of words within a text, nats",
         {"PPL": metrics.EXACT_PERPLEXITY, "entropy": metrics.ENTROPY, "valid": metrics.VALID_TEXTS},
         "perplexity",
         low_is_good=True,
@@ -121,7 +121,8 @@ def some_texts(corpus: Corpus | None, texts: list[str], n: int = 3) -> str:
 
 
 def gpt2_judge(name: str, mesh: Mesh) -> Judge:
-    place = hub.fetch_network(name, "--judge", ["tokenizer*", "vocab.json", "merges.txt"])
+    more = ["tokenizer*", "vocab.json", "merges.txt"]
+    place = hub.fetch_network(name, "--judge", more, holding="a GPT-2 and its tokenizer, or none to do without")
     model, tokenizer = replicate(load_gpt2(place), mesh), load_tokenizer(place)
     if len(tokenizer) > len(model.embed):
         raise Refused(f"--judge {name}: its tokenizer has {len(tokenizer)} tokens and its network {len(model.embed)}")

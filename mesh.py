@@ -64,16 +64,24 @@ def chief_first():
 
 @contextmanager
 def stop_signal() -> Iterator[Callable[[int], bool]]:
-    """Whether a SIGTERM came, as a function of the steps done: processes agree on the step after which they leave."""
+    """Whether a SIGTERM (or Ctrl-C) came, as a function of the steps done: processes agree on the step after which they leave."""
     if jax.process_count() > 1:
         yield multihost_utils.reached_preemption_sync_point
         return
     caught: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: caught.append(number))
+
+    def catch(number, _):
+        caught.append(number)
+        signal.signal(number, before[number])  # The second time, it acts at once.
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, catch)
     try:
         yield lambda step: bool(caught)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def platform(mesh: Mesh) -> str:

@@ -4,6 +4,7 @@ A page is one file that needs nothing else.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
@@ -51,7 +52,8 @@ def samples_page(
         lines = [f"<div>{escape(sample.text or '(empty)')}</div>"]
         if sample.source is not None:
             lines = [small(sample.source), *lines, small(f"reference: {sample.reference}")]
-        lines.append(small(f"{i}: {what} {sample.score:.2f}", f"<b>{kind}</b> " if kind else ""))
+        score = f"{what} {sample.score:.2f}" if math.isfinite(sample.score) else f"no {what}: not a valid text"
+        lines.append(small(f"{i}: {score}", f"<b>{kind}</b> " if kind else ""))
         parts.append(f'<article class="{kind}" id="s{i}">{"".join(lines)}</article>')
     links = [f'<a href="#s{i}">{i}</a>' for i in order]
     ends = f"<p>Best: {', '.join(links[:marked])}. Worst: {', '.join(links[::-1][:marked])}.</p>" if marked else ""

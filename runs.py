@@ -8,12 +8,13 @@ runs/NAME/tokenizer/       what turns tokens into text
 runs/NAME/checkpoints/     Orbax
 """
 
+import fcntl
 import json
 import logging
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -37,6 +38,25 @@ def refuse_others(directory: Path, config: dict[str, Any], free: set[str]):
     if differing:
         listed = ", ".join(f"{f} ({made_with.get(f)} there, {config.get(f)} now)" for f in differing)
         raise Refused(f"{directory} holds a run with other settings: {listed}. Choose another --name, or delete it.")
+
+
+CLAIMED: dict[Path, IO] = {}  # locks of this process, held as long as it lives
+
+
+def claim(directory: Path):
+    """Make this process the only one that writes into the directory of a run."""
+    if directory in CLAIMED:
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("w")
+    except OSError as error:
+        raise Refused(f"{directory}: cannot write there ({error.strerror}): choose another --runs") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refused(f"{directory} is being written by another process: wait for it, or choose another --name") from None
+    CLAIMED[directory] = lock
 
 
 def write_whole(file: Path, content: str | bytes):

@@ -50,7 +50,7 @@ class TrainConfig:
     learning_rate: float = 0.002
     """Peak learning rate; the paper's AdamW runs use 1e-4."""
     warmup_steps: int = 9_508
-    """Steps of linear warm-up from zero: half an epoch of OpenWebText."""
+    """Steps of linear warm-up from zero; in the paper, half an epoch of OpenWebText."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Learning rate after the warm-up."""
     clip: float = 1.0
@@ -125,12 +125,12 @@ class TrainConfig:
 
     teacher: tyro.conf.Suppress[str] = ""
     """What distill.py, which sets these, distilled: a run or released checkpoint."""
-    teacher_steps: tyro.conf.Suppress[int] = 0
+    teacher_steps: tyro.conf.Suppress[int | None] = None
     """Its steps,"""
-    student_steps: tyro.conf.Suppress[int] = 0
+    student_steps: tyro.conf.Suppress[int | None] = None
     """those of the student,"""
-    start_steps: tyro.conf.Suppress[int] = 0
-    """and those of the student that it began as, in the directory beside it; 0 if it began as the teacher."""
+    start_steps: tyro.conf.Suppress[int | None] = None
+    """and those of the student that it began as, in the directory beside it; none if it began as the teacher."""
     weights: tyro.conf.Suppress[str] = ""
     """What tells the weights of the teacher, and of what the student began as, from others."""
 
@@ -187,7 +187,7 @@ SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, st
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
 # Texts of one's own, with a network for a TPU and for a desk.
-OWN = replace(OWT, length=128, source_length=64, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0)
+OWN = replace(OWT, length=128, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0)
 OWN_AT_A_DESK = replace(
     OWN, batch=32, steps=10_000, learning_rate=0.005, warmup_steps=500, schedule="cosine", ema=0.999, num_samples=256
 )
@@ -236,6 +236,8 @@ def check(config: TrainConfig):
         raise Refused(f"--source-length {config.source_length} leaves no room for a text in --length {config.length}")
     if config.warmup_steps >= config.steps:
         raise Refused(f"--warmup-steps {config.warmup_steps} leaves nothing of --steps {config.steps}: lower it")
+    if config.processes > 1 and not config.coordinator:
+        raise Refused(f"--processes {config.processes}: they find each other through a --coordinator, as host0:12355")
     if not 0 <= config.process_id < config.processes:
         raise Refused(f"--process-id {config.process_id}: must be one of the {config.processes} --processes, counted from 0")
     for flag, package in ((config.wandb, "wandb"), (config.tensorboard, "tensorboardX")):

@@ -8,7 +8,7 @@ columns below, or .txt with a text a line.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -52,8 +52,8 @@ HELD_OUT = 2_000  # at most, where there is no split for it
 VALIDATED = 20_000  # at most, where there is
 
 
-def find(name: str) -> dict[str, list[Path]]:
-    """The files of each split."""
+def find(name: str, others: Iterable[str] = ()) -> dict[str, list[Path]]:
+    """The files of each split. `others` are names that are known elsewhere."""
     if name in HUB:
         return find_on_hub(**HUB[name])
     if Path(name).is_file():
@@ -61,9 +61,8 @@ def find(name: str) -> dict[str, list[Path]]:
             raise Refused(f"--data {name}: cannot read {Path(name).suffix or 'such'} files; give {', '.join(READERS)}")
         return dict(train=[Path(name)])
     if not Path(name).is_dir() and name.count("/") != 1:
-        raise Refused(
-            f"--data {name}: no such file or directory, nor one of {', '.join(HUB)}, nor a name on the hub (owner/name)"
-        )
+        known = ", ".join([*others, *HUB])
+        raise Refused(f"--data {name}: no such file or directory, nor one of {known}, nor a name on the hub (owner/name)")
     return find_on_hub(name)
 
 
@@ -71,7 +70,7 @@ def find_on_hub(train: str, validation: str = "", folder: str = "", revision: st
     """The files of directories, which may be local ones, or repositories on the hub."""
     inside = f"{folder}/*" if folder else "*"
     places = {
-        split: fetch(name, "--data", [inside], "dataset", revision)
+        split: fetch(name, "--data", [inside], "dataset", revision, holding=f"{', '.join(READERS)} files")
         for split, name in (("train", train), ("validation", validation))
         if name
     }
@@ -141,7 +140,9 @@ def examples(name: str, files: list[Path], told: Counter) -> Iterator[Example]:
                 told["unreadable lines" if record is None else "records without a text (or its source)"] += 1
     if kinds is None:
         wanted = ", ".join(text if source is None else f"{source} and {text}" for source, text in COLUMNS)
-        raise Refused(f"--data {name}: no texts in {', '.join(map(str, files[:3]))}; records need {wanted}")
+        odd = told["unreadable lines"]
+        reason = f"{odd} lines, none of them UTF-8 (and JSON)" if odd else f"empty, or records without {wanted}"
+        raise Refused(f"--data {name}: no texts in {', '.join(map(str, files[:3]))}: {reason}")
 
 
 def example_of(record: dict) -> Example | None:

@@ -79,7 +79,7 @@ def notes_of(benches: Sequence[Bench], seeds: Iterable[int], *more: str) -> list
     seeds = ", ".join(map(str, seeds))
     lines = []
     for bench in benches:
-        about, drawn = bench.trained, f"{bench.n:,} samples, seed {seeds}, logit-normal grid, {bench.form} form"
+        about, drawn = bench.trained, f"{bench.n:,} samples, seed {seeds}, {bench.form} form"
         lines.append(f"{about.name}: step {about.step:,}, {drawn}; {bench.judge.signature}")
     if any(bench.corpus and bench.corpus.rules for bench in benches):
         lines.append("Perplexities under a grammar and under GPT-2 are not comparable: trends are.")
@@ -129,8 +129,13 @@ def scaling(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
 
 
 def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
-    """Table 4: a distilled run (and others beside it) at 1 to 32 steps."""
+    """Table 4: a distilled run (and others beside it) at 1 to 32 steps. Of answers to sources, the paper has none."""
     seeds = seeds or [0]
+    if any(bench.asked for bench in benches):
+        need_answers(benches)
+        rows = [[str(n), *cells(benches, settings, seeds)] for n, settings in paper.FEW_STEP_SAMPLING.items()]
+        return Table("Few steps", ["steps", *heads(benches)], rows, notes_of(benches, seeds))
+    need_perplexity(benches)
     rows = []
     for steps, theirs in paper.FEW_STEP.items():
         settings = paper.FEW_STEP_SAMPLING[steps]
@@ -143,12 +148,13 @@ def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
 
 def rounds(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     """Table 5: a row for each run, in the order of the rounds, at 1 to 8 steps; degenerate texts of the paper's marked by *."""
-    seeds, shown = seeds or [0], list(benches[0].judge.shown)
+    seeds, shown, answers = seeds or [0], list(benches[0].judge.shown), any(bench.asked for bench in benches)
+    need_answers(benches) if answers else need_perplexity(benches)
     rows = []
     for bench in benches:
         found = [cells([bench], settings, seeds) for settings in paper.ROUNDS_SAMPLING.values()]
         rows.append([bench.trained.name, *(cell for each in found for cell in each)])
-    for i, theirs in enumerate(paper.ROUNDS.values(), 1):
+    for i, theirs in enumerate([] if answers else paper.ROUNDS.values(), 1):
         row = [f"paper r{i}"]
         for ppl, entropy in theirs.values():
             printed = {"PPL": str(ppl), "entropy": f"{entropy:.2f}{'*' if entropy < paper.DEGENERATE_ENTROPY else ''}"}
@@ -156,8 +162,10 @@ def rounds(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
         rows.append(row)
     columns = ["run", *(f"step={n} {what}" for n in paper.ROUNDS_SAMPLING for what in shown)]
     sampling = next(iter(paper.ROUNDS_SAMPLING.values()))
+    if answers:
+        return Table("Rounds of distillation", columns, rows, notes_of(benches, seeds))
     title = f"Rounds of distillation (Table 5): w {sampling.w}, γ {sampling.gamma}"
-    return Table(title, columns, rows, notes_of(benches, seeds))
+    return Table(title, columns, rows, notes_of(benches, seeds, f"* degenerate: entropy below {paper.DEGENERATE_ENTROPY:g}"))
 
 
 def downstream(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:

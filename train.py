@@ -33,7 +33,7 @@ import preflight
 import pretrained
 import runs
 from elf import ELF, SIZES
-from errors import Refused
+from errors import Refused, one_line
 from loop import fit
 from mesh import (
     ALL,
@@ -332,6 +332,8 @@ def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> Stat
     mesh = make_mesh(config.mesh, config.batch)
     runs.refuse_others(config.directory, config.as_json(), FREE)
     with chief_first():
+        if is_chief():
+            runs.claim(config.directory)
         corpus, embedder = prepare(config)
         if is_chief():
             print(f"{config.data}: {corpus.summary()}")
@@ -395,7 +397,7 @@ def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> Stat
 
 def main():
     begun = time.time()
-    try:
+    with one_line():
         config = parse(sys.argv[1:], __doc__)
         if config.preflight:
             check(config)
@@ -407,10 +409,8 @@ def main():
         huge_pages()
         join_processes(config.coordinator, config.processes, config.process_id)
         if is_chief():
-            print("  ".join(f"{k}={v}" for k, v in config.as_json().items()))
+            print("  ".join(f"{k}={v}" for k, v in config.as_json().items() if v not in ("", None)))
         train(config)
-    except Refused as refusal:
-        sys.exit(f"error: {refusal}")
     if is_chief():
         minutes = (time.time() - begun) / 60
         print(f"\n{config.directory}: {minutes:.1f} minutes. More: python eval.py samples --run {config.directory}")

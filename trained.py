@@ -76,7 +76,7 @@ def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] 
     checkpoints = runs.open_checkpoints(directory, keep=None)
     step = checkpoints.latest_step() if checkpoint == "latest" else checkpoints.best_step()
     if step is None:
-        raise Refused(f"--run {directory}: it has no checkpoint yet")
+        raise Refused(f"{directory}: it has no checkpoint yet")
     tokenizer = corpora.load_tokenizer(directory / "tokenizer")
     embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
     unroll = train.best_unroll(config, mesh)
@@ -90,7 +90,7 @@ def read_config(directory: Path) -> TrainConfig:
     try:
         return config_from(json.loads((directory / "config.json").read_text()))
     except (TypeError, ValueError) as error:
-        raise Refused(f"--run {directory}: its config.json is not that of a run ({error})") from None
+        raise Refused(f"{directory}: its config.json is not that of a run ({error})") from None
 
 
 def history(run: Trained) -> list[tuple[TrainConfig, int]]:
@@ -132,14 +132,16 @@ def load_released(name: str, mesh: Mesh, corpus: str, encoder: str) -> Trained:
 def find_checkpoint(name: str) -> Path:
     """The file or Orbax directory that a path, or a name on the hub, stands for."""
     if not Path(name).exists() and name.count("/") != 1:
-        raise Refused(f"--run {name}: no run there (no config.json), no released checkpoint, nor a name on the hub (owner/name)")
-    path = Path(name) if Path(name).exists() else hub.fetch(name, "--run", ["checkpoint*", "checkpoint*/**"])
+        raise Refused(f"{name}: no run there (no config.json), no released checkpoint, nor a name on the hub (owner/name)")
+    path = Path(name)
+    if not path.exists():
+        path = hub.fetch(name, "run", ["checkpoint*", "checkpoint*/**"], holding="a run or checkpoint")
     if path.is_file() or (path / "manifest.ocdbt").exists():
         return path
     numbered = [p for p in path.glob("checkpoint_*") if p.name.removeprefix("checkpoint_").isdigit()]
     found = sorted(numbered, key=lambda p: int(p.name.removeprefix("checkpoint_")))
     if not found:
-        raise Refused(f"--run {name}: no run there (no config.json), and no released checkpoint (checkpoint_*)")
+        raise Refused(f"{name}: no run there (no config.json), and no released checkpoint (checkpoint_*)")
     return found[-1]
 
 
@@ -149,7 +151,7 @@ def released_config(name: str, corpus: str) -> TrainConfig:
     if corpus and corpus not in PRESETS:
         raise Refused(f"--data {corpus}: a released checkpoint is of one of owt, de-en, xsum")
     if not corpus and len(in_name) != 1:
-        raise Refused(f"--run {name}: its name does not tell what it was trained on; say by --data owt, de-en or xsum")
+        raise Refused(f"{name}: its name does not tell what it was trained on; say by --data owt, de-en or xsum")
     return PRESETS[corpus or in_name[0]]
 
 

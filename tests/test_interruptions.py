@@ -10,6 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from processes import curve, logged_step, saved_step, start, wait_until
 
+import runs
 import train
 from errors import Refused
 from trained import load_run
@@ -32,11 +33,14 @@ def test_killed_and_started_again_a_run_ends_with_the_same_weights(small, tmp_pa
     assert curve(config) == curve(whole)
 
 
-def test_sigterm_saves_and_leaves_quietly(small, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves_quietly(small, tmp_path, number):
     config = dataclasses.replace(small, runs=tmp_path, name="terminated", steps=100_000, save_every=50_000)
     process, said = start(config)
     wait_until(lambda: logged_step(config) >= 4, process, said)
-    process.send_signal(signal.SIGTERM)
+    with pytest.raises(Refused, match="is being written by another process"):
+        runs.claim(config.directory)
+    process.send_signal(number)
     assert process.wait(timeout=120) == 0, said.read_text()[-2000:]
     assert "saved; the same command continues" in said.read_text()
     assert saved_step(config) == logged_step(config)

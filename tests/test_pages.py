@@ -44,7 +44,7 @@ def test_best_and_worst_samples_stand_out(tmp_path):
     samples = [pages.Sample(f"text {i} <i>", score) for i, score in enumerate([3.0, 1.0, float("inf"), 2.0])]
     dom = shown(pages.samples_page("Samples", "about", "a table", samples, "perplexity", True, marked=1), tmp_path)
     assert re.findall(r'<article class="(\w*)" id="(\w+)">', dom) == [("", "s0"), ("best", "s1"), ("worst", "s2"), ("", "s3")]
-    assert "text 2 &lt;i&gt;" in dom and "perplexity inf" in dom
+    assert "text 2 &lt;i&gt;" in dom and "no perplexity: not a valid text" in dom
 
 
 def test_a_page_needs_nothing_else():

@@ -43,6 +43,8 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         (["--learning-rate", "-1"], "--learning-rate -1.0: must be above 0"),
         (["--gamma", "-1"], "--gamma -1.0: must be at least 0"),
         (["--process-id", "9"], "--process-id 9: must be one of the 1 --processes"),
+        (["--processes", "2"], "--processes 2: they find each other through a --coordinator"),
+        (["--runs", "/proc/elf"], "/proc/elf/stories-desk: cannot write there"),
         (["--w-min", "0"], "guidance scales must be positive"),
         (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
         (["--length", "8"], "do not fit into rows of 8: raise --length"),

@@ -86,7 +86,7 @@ def test_what_cannot_be_used_is_counted(tmp_path):
 @pytest.mark.parametrize("content", ["", "{}\n", '{"source": "a"}\n'])
 def test_files_without_texts_are_refused(content, tmp_path):
     (tmp_path / "empty.jsonl").write_text(content)
-    with pytest.raises(Refused, match=r"no texts in .*empty.jsonl; records need source and target"):
+    with pytest.raises(Refused, match=r"no texts in .*empty.jsonl: empty, or records without source and target"):
         read(tmp_path / "empty.jsonl")
 
 
