@@ -31,7 +31,7 @@ def test_paper_sizes_bring_the_settings_of_table_7():
     "flags, complaint",
     [
         (["--model", "elf-x"], "--model elf-x: unknown; known are elf-b, elf-m, elf-l"),
-        (["--data", "novels"], "--data novels: no such file or directory, nor one of owt"),
+        (["--data", "novels"], "--data novels: no such file or directory, nor one of stories"),
         (["--mesh", "16"], "--mesh 16 needs 16 devices and there are 8 (cpu)"),
         (["--mesh", "two"], "--mesh two: give one number"),
         (["--mesh", "8", "--batch", "12"], "--batch 12 does not divide over the 8 devices"),

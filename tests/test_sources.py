@@ -134,11 +134,11 @@ def test_references_are_the_words_given_beside_tokens(tokenizer, tmp_path):
 
 
 def test_rows_are_prepared_once_and_cuts_are_counted(tokenizer, tmp_path):
-    records = [dict(source="the cat", target="sat on"), dict(source="a " * 9, target="mat " * 9)]
+    records = [dict(source="the cat", target="sat on"), dict(source="a " * 9, target="mat " * 8 + "elsewhere")]
     write_jsonl(tmp_path / "train.jsonl", records)
     write_jsonl(tmp_path / "validation.jsonl", records[:1])
     corpus = corpora.load_corpus(str(tmp_path), tokenizer, Layout(9, source=4, pack=True), tmp_path / "cache")
-    assert corpus.counts["train"] == {"rows": 2, "sources cut": 1, "texts cut": 1}
+    assert corpus.counts["train"] == {"rows": 2, "sources cut": 1, "texts cut": 1, "unknown tokens": 1}
     assert_array_equal(corpus.rows.prefix, [3, 4])
     assert_array_equal(corpus.rows.length, [6, 9])
     assert corpora.texts_of(np.asarray(corpus.rows.s), corpus.tokenizer, corpus.rows.prefix)[0] == "sat on"
