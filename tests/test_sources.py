@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import GOLDEN
 from numpy.testing import assert_array_equal
 
 import corpora
@@ -179,3 +180,9 @@ def test_bad_tokens_and_layouts_are_refused(tokenizer, tmp_path):
         corpora.load_corpus(str(tmp_path / "few.txt"), tokenizer, Layout(8), tmp_path / "cache")
     with pytest.raises(Refused, match="give one by --tokenizer"):
         corpora.load_corpus(str(tmp_path / "few.txt"), "scratch", Layout(8), tmp_path / "cache")
+
+
+def test_a_directory_without_a_tokenizer_is_refused():
+    """Where there is none, transformers would make one up."""
+    with pytest.raises(Refused, match=r"no tokenizer there; it would be one of tokenizer\.json"):
+        corpora.load_tokenizer(GOLDEN / "t5")
