@@ -27,12 +27,22 @@ def test_large_leaves_are_split_and_small_ones_are_not(monkeypatch):
     assert over_fsdp == dict(matrix=P(None, None, ("fsdp",)), odd=P(None, ("fsdp",)), bias=P())
 
 
+def train_on(mesh, finished, runs):
+    config = dataclasses.replace(finished[0], runs=runs, mesh=mesh, num_samples=0)
+    return config, train.train(config)
+
+
+@pytest.fixture(scope="module")
+def on_eight(finished, tmp_path_factory):
+    """The uninterrupted run on eight devices."""
+    return train_on("8", finished, tmp_path_factory.mktemp("eight"))
+
+
 @pytest.mark.parametrize("mesh", ["8", "4x2", "2x4"])
-def test_the_same_run_on_any_mesh(finished, mesh, tmp_path):
+def test_the_same_run_on_any_mesh(finished, mesh, tmp_path, request):
     """Losses and weights over twenty steps equal those of one device, up to the order of sums."""
     whole, state = finished
-    config = dataclasses.replace(whole, runs=tmp_path, mesh=mesh, num_samples=0)
-    spread = train.train(config)
+    config, spread = request.getfixturevalue("on_eight") if mesh == "8" else train_on(mesh, finished, tmp_path)
     assert_allclose(curve(config), curve(whole), rtol=1e-3)
     jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), spread.ema, state.ema)
     assert np.mean(curve(config)[-5:]) < np.mean(curve(config)[:5])
@@ -54,10 +64,9 @@ def interrupted(config, tmp_path, **changes):
     return copy
 
 
-@pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_a_run_continues_on_another_mesh(finished, mesh, tmp_path, capsys):
-    whole, state = finished
-    config = interrupted(whole, tmp_path, mesh=mesh, num_samples=0)
+def test_a_run_continues_on_another_mesh(on_eight, tmp_path, capsys):
+    whole, state = on_eight
+    config = interrupted(whole, tmp_path, mesh="4x2")
     continued = train.train(config)
     assert "from step 18" in capsys.readouterr().out
     assert_allclose(curve(config), curve(whole), rtol=1e-3)
@@ -88,10 +97,10 @@ def test_two_processes_train_as_one(finished, tmp_path):
     assert_ends_like(config, whole)
 
 
-def test_two_processes_continue_what_one_began_and_stop_together(finished, tmp_path):
-    """A SIGTERM to one of them stops both after the same step, with a checkpoint from which one can end the run."""
-    whole, _ = finished
-    config = interrupted(whole, tmp_path, name="begun", mesh="8", save_every=50, num_samples=0)
+def test_two_processes_continue_what_one_began_and_stop_together(on_eight, tmp_path):
+    """A SIGTERM to one of them stops both after the same step, with a checkpoint from which one device can end the run."""
+    whole, _ = on_eight
+    config = interrupted(whole, tmp_path, name="begun", save_every=50)
     shutil.rmtree(config.directory / "checkpoints" / "18")
     runs.Metrics(config.directory, 9)  # drops what was logged later
     (chief, said), (other, _) = start_pair(config)
