@@ -147,25 +147,33 @@ def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
 
 
 def rounds(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
-    """Table 5: a row for each run, in the order of the rounds, at 1 to 8 steps; degenerate texts of the paper's marked by *."""
-    seeds, shown, answers = seeds or [0], list(benches[0].judge.shown), any(bench.asked for bench in benches)
-    need_answers(benches) if answers else need_perplexity(benches)
+    """Table 5: a row for each run, in the order of the rounds, at 1 to 8 steps. Of answers to sources, the paper has none."""
+    seeds, names = seeds or [0], list(benches[0].judge.shown)
     rows = []
     for bench in benches:
         found = [cells([bench], settings, seeds) for settings in paper.ROUNDS_SAMPLING.values()]
         rows.append([bench.trained.name, *(cell for each in found for cell in each)])
-    for i, theirs in enumerate([] if answers else paper.ROUNDS.values(), 1):
+    columns = ["run", *(f"step={n} {what}" for n in paper.ROUNDS_SAMPLING for what in names)]
+    if any(bench.asked for bench in benches):
+        need_answers(benches)
+        return Table("Rounds of distillation", columns, rows, notes_of(benches, seeds))
+    need_perplexity(benches)
+    sampling = paper.ROUNDS_SAMPLING[1]
+    title = f"Rounds of distillation (Table 5): w {sampling.w}, γ {sampling.gamma}"
+    notes = notes_of(benches, seeds, f"* degenerate, as the paper calls it: entropy below {paper.DEGENERATE_ENTROPY:g}")
+    return Table(title, columns, rows + their_rounds(names), notes)
+
+
+def their_rounds(names: Sequence[str]) -> list[list[str]]:
+    """The paper's rows of Table 5, under columns of these names for each number of steps."""
+    rows = []
+    for i, theirs in enumerate(paper.ROUNDS.values(), 1):
         row = [f"paper r{i}"]
         for ppl, entropy in theirs.values():
             printed = {"PPL": str(ppl), "entropy": f"{entropy:.2f}{'*' if entropy < paper.DEGENERATE_ENTROPY else ''}"}
-            row += [printed.get(what, "-") for what in shown]
+            row += [printed.get(name, "-") for name in names]
         rows.append(row)
-    columns = ["run", *(f"step={n} {what}" for n in paper.ROUNDS_SAMPLING for what in shown)]
-    sampling = next(iter(paper.ROUNDS_SAMPLING.values()))
-    if answers:
-        return Table("Rounds of distillation", columns, rows, notes_of(benches, seeds))
-    title = f"Rounds of distillation (Table 5): w {sampling.w}, γ {sampling.gamma}"
-    return Table(title, columns, rows, notes_of(benches, seeds, f"* degenerate: entropy below {paper.DEGENERATE_ENTROPY:g}"))
+    return rows
 
 
 def downstream(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
