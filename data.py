@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from tqdm import tqdm
 
 import scratch
 from corpora import EMBEDDED, Corpus, Layout, Rows, digest, load_corpus, load_tokenizer, only_one, tokenizer_place
@@ -98,7 +99,7 @@ def make_embedder(encoder: T5Encoder, rows: Rows, *, by_channel: bool, sample: i
         return jnp.stack([x.sum((0, 1)), (x**2).sum((0, 1))])
 
     chosen = np.linspace(0, len(rows.s) - 1, min(sample, len(rows.s))).astype(int)
-    for some in np.split(chosen, range(chunk, len(chosen), chunk)):
+    for some in tqdm(np.split(chosen, range(chunk, len(chosen), chunk)), desc="statistics", unit="batch", leave=False):
         part = Rows(*(jnp.asarray(a[some], jnp.int32) for a in rows))
         sums += np.asarray(moments(raw, part), np.float64)
         count += int(part.length.sum())
