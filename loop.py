@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Array
 from tqdm import tqdm
@@ -52,7 +53,9 @@ class Progress:
         self.recent, self.waited, self.since = [], 0.0, time.time()
 
     def add(self, found: dict[str, Array], waited: float):
+        """Of a step that may still be running. At most two are, so that the bar tells the truth and a SIGTERM is soon heard."""
         self.recent.append(found)
+        jax.block_until_ready(self.recent[-3:-2])
         self.waited += waited
         self.bar.update()
 
