@@ -206,8 +206,13 @@ def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None, s
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # what holds its tokens, in one form or another
 
 
+def is_scratch(encoder: str) -> bool:
+    """Whether an encoder is one that is trained on the corpus first, and so has no tokenizer of its own."""
+    return encoder.split("-")[0] == "scratch"
+
+
 def tokenizer_place(name: str) -> Path:
-    if name == "scratch":
+    if is_scratch(name):
         raise Refused("--encoder scratch has no tokenizer for this data: give one by --tokenizer")
     files = ["tokenizer*", "spiece.model", "special_tokens_map.json", "config.json"]
     return fetch(name, "--encoder or --tokenizer", files, holding="a tokenizer")

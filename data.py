@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tqdm import tqdm
 
 import scratch
-from corpora import EMBEDDED, Corpus, Layout, Rows, digest, load_corpus, load_tokenizer, only_one, tokenizer_place
+from corpora import EMBEDDED, Corpus, Layout, Rows, digest, is_scratch, load_corpus, load_tokenizer, only_one, tokenizer_place
 from errors import Refused
 from hub import fetch, fetch_network
 from losses import Batch
@@ -63,9 +63,9 @@ def encoder_mask(length: Int[Array, " N"], prefix: Int[Array, " N"], drop: Bool[
 
 
 class Embedder(eqx.Module):
-    """A frozen encoder and the statistics that bring its output to mean 0 and variance 1."""
+    """A frozen encoder (or table) and the statistics that bring its output to mean 0 and variance 1."""
 
-    encoder: T5Encoder
+    encoder: eqx.Module
     mean: Float[Array, " E"]
     std: Float[Array, " E"]
 
@@ -75,7 +75,7 @@ class Embedder(eqx.Module):
         x = (self.encoder(rows.s, sees).astype(jnp.float32) - self.mean) / self.std
         prefix = jnp.arange(rows.s.shape[1]) < rows.prefix[:, None]
         x = jnp.where((prefix & drop[:, None])[..., None], 0.0, x)
-        return Batch(rows.s, jax.lax.stop_gradient(x), prefix, ~prefix)
+        return Batch(rows.s, x, prefix, ~prefix)
 
 
 def compute_in(embedder: Embedder, dtype) -> Embedder:
@@ -83,7 +83,7 @@ def compute_in(embedder: Embedder, dtype) -> Embedder:
     return eqx.tree_at(lambda e: e.encoder, embedder, jax.tree.map(lambda a: a.astype(dtype), embedder.encoder))
 
 
-def make_embedder(encoder: T5Encoder, rows: Rows, *, by_channel: bool, sample: int = 4096, chunk: int = 64) -> Embedder:
+def make_embedder(encoder: eqx.Module, rows: Rows, *, by_channel: bool, sample: int = 4096, chunk: int = 64) -> Embedder:
     """Statistics over the tokens of rows from all over, padding left out: of each channel, or the same for all of them.
 
     The paper has the first for encoders from scratch. For T5-small the second comes to the released mean of 0 and std of 0.2.
@@ -123,7 +123,7 @@ def describe(embedder: Embedder, corpus: Corpus) -> str:
     return json.dumps(kept | dict(encoder=fingerprint(embedder.encoder), rows=corpus.fingerprint())) + "\n"
 
 
-def read_embedder(encoder: T5Encoder, directory: Path, corpus: Corpus | None = None) -> Embedder:
+def read_embedder(encoder: eqx.Module, directory: Path, corpus: Corpus | None = None) -> Embedder:
     """The embedder of a run. Another encoder than it was trained with is refused, and so are other rows if they are given."""
     kept = json.loads((directory / EMBEDDING).read_text())
     if kept["encoder"] != fingerprint(encoder):
@@ -151,13 +151,17 @@ SCRATCH = dict(
 RECIPE = dict(steps=2_000, batch=32, learning_rate=1e-2, density=0.5, mean_span=3.0, embed_std=0.7, seed=0)
 
 
-def scratch_config(vocab: int) -> dict[str, Any]:
-    return SCRATCH | dict(vocab_size=vocab)
+def scratch_config(name: str, vocab: int) -> dict[str, Any]:
+    """Of `scratch`, or of another width by its name, as `scratch-256`."""
+    width = name.removeprefix("scratch").removeprefix("-") or str(SCRATCH["d_model"])
+    if not width.isdigit():
+        raise Refused(f"--encoder {name}: give scratch, or scratch-256 for another width than {SCRATCH['d_model']}")
+    return SCRATCH | dict(vocab_size=vocab, d_model=int(width))
 
 
-def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
+def scratch_encoder(name: str, corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
     """The encoder trained on this corpus, from the cache if the same was trained before."""
-    config = scratch_config(len(corpus.tokenizer))
+    config = scratch_config(name, len(corpus.tokenizer))
     directory = cache / f"encoder-{digest([corpus.key, config, recipe, Path(scratch.__file__).read_text()])}"
     with only_one(directory) as place:
         if place:
@@ -165,7 +169,7 @@ def scratch_encoder(corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
             rows, lengths = scratch.texts_to_learn(corpus.rows)
             eos = corpus.tokenizer.eos_token_id
             encoder = scratch.train_encoder(rows, lengths, config, sentinels=sentinels, eos=eos, **recipe)
-            save_t5(encoder, config, place)
+            save_t5(encoder, place)
     return load_t5(directory)
 
 
@@ -184,8 +188,8 @@ def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache:
         vocab = len(load_corpus(corpus, tokenizer, layout, cache).tokenizer)
     else:
         vocab = 32_100 if tokenizer in T5_CONFIGS else len(load_tokenizer(tokenizer_place(tokenizer)))
-    if encoder == "scratch":
-        config = scratch_config(vocab)
+    if is_scratch(encoder):
+        config = scratch_config(encoder, vocab)
     elif encoder in T5_CONFIGS:
         config = T5_CONFIGS[encoder]
     else:
@@ -200,10 +204,10 @@ def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache:
 
 def load_encoder(name: str, corpus: Corpus, cache: Path, run: Path | None = None) -> T5Encoder:
     """`scratch`, or a Hugging Face T5: a directory, or a name on the hub. A run keeps the one that was trained for it."""
-    if name == "scratch" and run and (run / "encoder" / "config.json").exists():
+    if is_scratch(name) and run and (run / "encoder" / "config.json").exists():
         return load_t5(run / "encoder")
-    if name == "scratch":
-        return scratch_encoder(corpus, cache, **RECIPE)
+    if is_scratch(name):
+        return scratch_encoder(name, corpus, cache, **RECIPE)
     encoder = load_t5(fetch_network(name, "--encoder"))
     if len(encoder.embed) < len(corpus.tokenizer):
         raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the data's tokenizer {len(corpus.tokenizer)}")

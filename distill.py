@@ -128,7 +128,7 @@ def token_losses(
     keep = partial(jnp.where, batch.prefix[..., None], batch.x)
     x_target = losses.distill_target(z, follow(teacher, z, x_prev, draws.w, ts, keep), ts[0], ts[-1])
     h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
-    return losses.with_decoder(model, h, batch, draws, slots, losses.distill_loss(model.predict(h), x_target))
+    return losses.with_decoder(model, h, batch, draws, slots, losses.distill_loss(model.predict(h, z, t), x_target))
 
 
 def make_loss(config: TrainConfig, dtype, student_steps: int, teacher_steps: int) -> Callable:
@@ -161,6 +161,11 @@ def check(asked: Distill):
             raise Refused(f"--rounds {n}: must divide the teacher's {asked.teacher_steps} steps")
     if list(asked.rounds) != sorted(set(asked.rounds), reverse=True):
         raise Refused(f"--rounds {' '.join(map(str, asked.rounds))}: each must have fewer steps than the one before")
+
+
+def check_teacher(asked: Distill, config: TrainConfig):
+    if config.embeddings == "learned" or config.decoder == "separate":
+        raise Refused(f"--teacher {asked.teacher}: only with frozen embeddings and a decoder shared with the network")
 
 
 def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch: int) -> TrainConfig:
@@ -203,6 +208,7 @@ def distill(asked: Distill) -> list[Path]:
     check(asked)
     mesh = make_mesh(asked.mesh, 0)
     teacher = trained.load(asked.teacher, mesh, corpus=asked.data, encoder=asked.encoder)
+    check_teacher(asked, teacher.config)
     corpus = teacher.corpus()
     embedder = teacher.embedder(corpus)
     student, start = first_student(asked, teacher, mesh)
@@ -211,7 +217,7 @@ def distill(asked: Distill) -> list[Path]:
         weights = f"{teacher.weights} {data.fingerprint(fetch(student))}"
         config = round_config(asked, teacher.config, n, len(corpus.rows.s))
         config = replace(config, start_steps=start, weights=weights)
-        runs.refuse_others(config.directory, config.as_json(), train.FREE)
+        runs.refuse_others(config.directory, config, train.FREE)
         if is_chief():
             begun, k = f"begun as that of {start}" if start else "begun as the teacher", asked.teacher_steps // n
             print(f"\nround {i} of {len(asked.rounds)}, steps of the student: {n}, {begun}; each is {k} of the teacher's")
@@ -248,6 +254,7 @@ def preflight_rounds(asked: Distill):
     """What a step costs in the first and the last round asked for."""
     check(asked)
     teacher, found = teacher_config(asked), {}
+    check_teacher(asked, teacher)
     for n in dict.fromkeys([asked.rounds[0], asked.rounds[-1]]):
         config = replace(round_config(asked, teacher, n, OWT_ROWS), preflight=asked.preflight)
         k = asked.teacher_steps // n
@@ -263,7 +270,7 @@ def teacher_config(asked: Distill) -> TrainConfig:
     if asked.teacher in SIZES:
         return preset(asked.teacher, asked.data or None)
     if (Path(asked.teacher) / "config.json").exists():
-        return trained.read_config(Path(asked.teacher))
+        return runs.read_config(Path(asked.teacher))
     return trained.load(asked.teacher, make_mesh("1", 0), corpus=asked.data, encoder=asked.encoder).config
 
 

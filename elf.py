@@ -30,6 +30,13 @@ SIZES = {
 }
 CONTROL_TOKENS = 4  # of each kind: time, guidance scale, mode
 DENOISE, DECODE = 0.0, 1.0
+# What the head may predict, and the x that follows: z = t x + (1 - t) e with scaled noise e, and v = x - e. The paper does not
+# tell what keeps x finite at t = 0 where e is predicted; here t is clipped as 1 - t is in losses.py.
+PREDICTIONS = {
+    "x": lambda x, z, t: x,
+    "v": lambda v, z, t: z + (1 - t) * v,
+    "eps": lambda e, z, t: (z - (1 - t) * e) / jnp.maximum(t, 0.05),
+}
 
 Rope = tuple[Float[Array, "T half_d"], Float[Array, "T half_d"]]
 
@@ -74,7 +81,7 @@ class RMSNorm(eqx.Module):
 
 @partial(recomputed, static_argnums=3)
 def normed_product(
-    norm: RMSNorm, layer: Linear, h: Float[Array, "*lead n"], parts: int
+    norm: eqx.Module, layer: Linear, h: Float[Array, "*lead n"], parts: int
 ) -> tuple[Float[Array, "*lead part"], ...]:
     """layer(norm(h)), cut into equal parts: one product on CPU, one for each part elsewhere, where cutting would copy."""
 
@@ -97,9 +104,9 @@ class ScalarTokens(eqx.Module):
     mlp_in: Linear
     mlp_out: Linear
 
-    def __init__(self, width: int, *, features: int = 256, key: PRNGKeyArray):
+    def __init__(self, width: int, *, tokens: int = CONTROL_TOKENS, features: int = 256, key: PRNGKeyArray):
         k1, k2, k3 = jax.random.split(key, 3)
-        self.tokens = 0.02 * jax.random.normal(k1, (CONTROL_TOKENS, width))
+        self.tokens = 0.02 * jax.random.normal(k1, (tokens, width))
         self.mlp_in = Linear(features, width, std=0.02, key=k2)
         self.mlp_out = Linear(width, width, std=0.02, key=k3)
 
@@ -110,10 +117,10 @@ class ScalarTokens(eqx.Module):
         return self.tokens + self.mlp_out(jax.nn.silu(self.mlp_in(features)))[..., None, :]
 
 
-def rope_angles(length: int, head_dim: int) -> Rope:
+def rope_angles(length: int, head_dim: int, control: int) -> Rope:
     """Cosines and sines for text positions 0…L−1; the control tokens before them are not rotated."""
     frequencies = 10_000 ** (-jnp.arange(0, head_dim, 2) / head_dim)
-    positions = jnp.concatenate([jnp.zeros(3 * CONTROL_TOKENS), jnp.arange(length)])
+    positions = jnp.concatenate([jnp.zeros(control), jnp.arange(length)])
     return jnp.cos(positions[:, None] * frequencies), jnp.sin(positions[:, None] * frequencies)
 
 
@@ -188,7 +195,7 @@ class Block(eqx.Module):
 
 class ELF(eqx.Module):
     self_cond: Linear  # [z, x_prev] -> embedding
-    squeeze: Linear  # embedding -> bottleneck
+    squeeze: Linear | eqx.nn.Identity  # embedding -> bottleneck, if there is one
     expand: Linear  # bottleneck -> hidden
     time: ScalarTokens
     guidance: ScalarTokens
@@ -198,6 +205,7 @@ class ELF(eqx.Module):
     x_head: Linear  # hidden -> embedding
     decode_head: Linear  # hidden -> embedding
     unembed: Linear  # embedding -> vocabulary
+    prediction: str = eqx.field(static=True)
     depth: int = eqx.field(static=True)
     unroll: int = eqx.field(static=True)
     remat: bool = eqx.field(static=True)
@@ -211,16 +219,17 @@ class ELF(eqx.Module):
         vocab: int,
         embedding: int,
         bottleneck: int,
+        prediction: str = "x",
         unroll: int = 1,
         remat: bool = False,
         key: PRNGKeyArray,
     ):
-        """`unroll` layers are written out in each round of the loop over them: to write out all pays on CPU, but compiles slowly.
-        `remat` trades time for memory."""
+        """A bottleneck of 0 is none. `unroll` layers are written out in each round of the loop over them: to write out all pays
+        on CPU, but compiles slowly. `remat` trades time for memory."""
         keys = jax.random.split(key, 10)
         self.self_cond = Linear(2 * embedding, embedding, key=keys[0])
-        self.squeeze = Linear(embedding, bottleneck, bias=False, key=keys[1])
-        self.expand = Linear(bottleneck, width, key=keys[2])
+        self.squeeze = Linear(embedding, bottleneck, bias=False, key=keys[1]) if bottleneck else eqx.nn.Identity()
+        self.expand = Linear(bottleneck or embedding, width, key=keys[2])
         self.time = ScalarTokens(width, key=keys[3])
         self.guidance = ScalarTokens(width, key=keys[4])
         self.mode = 0.02 * jax.random.normal(keys[5], (CONTROL_TOKENS, width))
@@ -229,7 +238,7 @@ class ELF(eqx.Module):
         self.x_head = Linear(width, embedding, std=0.0, key=keys[7])
         self.decode_head = Linear(width, embedding, key=keys[8])
         self.unembed = Linear(embedding, vocab, key=keys[9])
-        self.depth, self.unroll, self.remat = depth, unroll, remat
+        self.prediction, self.depth, self.unroll, self.remat = prediction, depth, unroll, remat
 
     def trunk(
         self,
@@ -243,7 +252,7 @@ class ELF(eqx.Module):
         dtype = self.mode.dtype
         h = self.expand(self.squeeze(self.self_cond(jnp.concatenate([z, x_prev], axis=-1).astype(dtype))))
         control = [self.time(t), self.guidance(w), mode.astype(dtype)[..., None, None] * self.mode]
-        rope = rope_angles(h.shape[-2], h.shape[-1] // self.blocks.attend.heads)
+        rope = rope_angles(h.shape[-2], h.shape[-1] // self.blocks.attend.heads, 3 * CONTROL_TOKENS)
 
         def layer(h, block):
             return block(h, rope), None
@@ -253,9 +262,10 @@ class ELF(eqx.Module):
         h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.unroll)
         return h[..., 3 * CONTROL_TOKENS :, :]
 
-    def predict(self, h: Float[Array, "*n L D"]) -> Float[Array, "*n L E"]:
-        """Hidden states to the clean-embedding prediction x_hat."""
-        return self.x_head(self.x_norm(h)).astype(jnp.float32)
+    def predict(self, h: Float[Array, "*n L D"], z: Float[Array, "*n L E"], t: Float[Array, "*n"]) -> Float[Array, "*n L E"]:
+        """Hidden states at z and t to the clean-embedding prediction x_hat."""
+        predicted = self.x_head(self.x_norm(h)).astype(jnp.float32)
+        return PREDICTIONS[self.prediction](predicted, z, t[..., None, None])
 
     def logits(self, h: Float[Array, "*n L D"]) -> Float[Array, "*n L V"]:
         """Hidden states to token logits. Released heads are two layers; the paper writes them as one matrix W."""
@@ -264,7 +274,7 @@ class ELF(eqx.Module):
     def denoise(
         self, z: Float[Array, "*n L E"], x_prev: Float[Array, "*n L E"], t: Float[Array, "*n"], w: Float[Array, "*n"]
     ) -> Float[Array, "*n L E"]:
-        return self.predict(self.trunk(z, x_prev, t, w, jnp.full_like(t, DENOISE)))
+        return self.predict(self.trunk(z, x_prev, t, w, jnp.full_like(t, DENOISE)), z, t)
 
     def decode(self, z: Float[Array, "*n L E"], w: Float[Array, "*n"]) -> Float[Array, "*n L V"]:
         return self.logits(self.trunk(z, jnp.zeros_like(z), jnp.ones_like(w), w, jnp.full_like(w, DECODE)))

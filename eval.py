@@ -85,7 +85,7 @@ class Settings:
     """Guidance scale of the condition, where the data has one."""
     gamma: float | None = None
     """Noise re-injected at every step; 0 is the ODE."""
-    grid: Literal["logit-normal", "uniform"] = "logit-normal"
+    grid: Literal["logit-normal", "uniform"] | None = None
     """Times of the steps."""
     form: Form = "paper"
     """Whose SDE step, and whose unguided pass where a condition guides."""

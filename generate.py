@@ -49,7 +49,7 @@ class Sampler:
 
 
 def sampler_of(config: TrainConfig) -> Sampler:
-    return Sampler(config.sample_steps, config.w, config.cfg, config.gamma)
+    return Sampler(config.sample_steps, config.w, config.cfg, config.gamma, config.grid)
 
 
 def sampling_key(seed: int) -> PRNGKeyArray:

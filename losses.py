@@ -69,7 +69,7 @@ def guided_target(
     v: Float[Array, "N L E"], v_sc: Float[Array, "N L E"], v_no_sc: Float[Array, "N L E"], w: Float[Array, " N"]
 ) -> Float[Array, "N L E"]:
     """The target that makes one pass model the guided velocity (Eq. 5)."""
-    return jax.lax.stop_gradient(v + (1 - 1 / w)[:, None, None] * (v_sc - v_no_sc))
+    return v + (1 - 1 / w)[:, None, None] * (v_sc - v_no_sc)
 
 
 def denoise_loss(v_hat: Float[Array, "N L E"], v_target: Float[Array, "N L E"]) -> Float[Array, "N L"]:
@@ -112,7 +112,8 @@ def make_inputs(model, batch: Batch, draws: Draws, slots: Slots, noise_scale: fl
     z = corrupt(batch, draws, noise_scale, decode_noise_scale)
     t = jnp.where(draws.decode, 1.0, draws.t)
     no_sc = jnp.where((batch.prefix & ~draws.decode[:, None])[..., None], batch.x, 0.0)  # a clean prefix, and zeros
-    x_no_sc = put(jax.lax.stop_gradient(model).denoise(*(take(a, last) for a in (z, no_sc, t, draws.w))), last)
+    frozen, given = jax.lax.stop_gradient((model, [take(a, last) for a in (z, no_sc, t, draws.w)]))
+    x_no_sc = put(frozen.denoise(*given), last)
     x_prev = jnp.where(draws.self_cond[:, None, None] & ~batch.prefix[..., None], x_no_sc, no_sc)
     return Inputs(z, x_prev, t, x_no_sc)
 
@@ -136,9 +137,9 @@ def token_losses(
     """
     z, x_prev, t, x_no_sc = make_inputs(model, batch, draws, slots, noise_scale, decode_noise_scale)
     h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
-    v_hat, v = velocity(model.predict(h), z, t), velocity(batch.x, z, t)
+    v_hat, v = velocity(model.predict(h, z, t), z, t), velocity(batch.x, z, t)
     v_guided = guided_target(v, v_hat, velocity(x_no_sc, z, t), draws.w)
-    v_target = jnp.where(draws.self_cond[:, None, None], v_guided, v)
+    v_target = jax.lax.stop_gradient(jnp.where(draws.self_cond[:, None, None], v_guided, v))
     return with_decoder(model, h, batch, draws, slots, denoise_loss(v_hat, v_target))
 
 
@@ -154,6 +155,14 @@ def branch_sums(losses: Float[Array, "N L"], batch: Batch, draws: Draws) -> Floa
 def logit_normal(normal: Float[Array, "*s"], mean: float, std: float) -> Float[Array, "*s"]:
     """Standard normal draws to times in (0, 1)."""
     return jax.nn.sigmoid(mean + std * normal)
+
+
+def uniform_time(normal: Float[Array, "*s"], mean: float, std: float) -> Float[Array, "*s"]:
+    """The same draws to times of a uniform distribution."""
+    return jax.scipy.stats.norm.cdf(normal)
+
+
+TIMES = {"logit-normal": logit_normal, "uniform": uniform_time}
 
 
 def guidance_scale(u: Float[Array, "*s"], low: float, high: float) -> Float[Array, "*s"]:

@@ -144,7 +144,7 @@ def matrices(tree) -> int:
 def useful_flops(model: ELF, encoder: T5Encoder, length: int, passes: float, p_decode: float) -> float:
     """What one row needs: `passes` forwards of ELF, three of the vocabulary head on its share of rows, one of the encoder."""
     depth, width, tokens = model.depth, model.x_norm.weight.size, length + 3 * CONTROL_TOKENS
-    layers = [leaf for leaf in jax.tree.leaves(model.blocks) if leaf.ndim == 3]
+    layers = [leaf for leaf in jax.tree.leaves((model.blocks.attend, model.blocks.mlp)) if leaf.ndim == 3]
     trunk = 2 * matrices(layers) * tokens + 4 * tokens**2 * width * depth
     ends = 2 * matrices((model.self_cond, model.squeeze, model.expand, model.x_head)) * length
     head = 2 * matrices((model.decode_head, model.unembed)) * length

@@ -132,8 +132,11 @@ class T5Encoder(eqx.Module):
         self.max_distance, self.unroll = max_distance, unroll
 
     def __call__(self, s: Int[Array, "N L"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
+        return self.in_context(self.embed[s], sees)
+
+    def in_context(self, h: Float[Array, "N L E"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
         bias = relative_bias(self.position_bias, sees, self.max_distance)
-        h, _ = jax.lax.scan(lambda h, block: (block(h, bias), None), self.embed[s], self.blocks, unroll=self.unroll)
+        h, _ = jax.lax.scan(lambda h, block: (block(h, bias), None), h, self.blocks, unroll=self.unroll)
         return self.norm(h)
 
 
@@ -234,6 +237,23 @@ def t5_from_config(config: Mapping, key: PRNGKeyArray, unroll: int = 1) -> T5Enc
     )
 
 
+def t5_config(encoder: T5Encoder) -> dict:
+    """What `t5_from_config` would make the like of an encoder from."""
+    (vocab, width), blocks = encoder.embed.shape, encoder.blocks
+    return dict(
+        model_type="t5",
+        vocab_size=vocab,
+        d_model=width,
+        num_layers=len(blocks.norm1.weight),
+        num_heads=blocks.attend.heads,
+        d_kv=blocks.attend.q.weight.shape[-1] // blocks.attend.heads,
+        d_ff=blocks.mlp.up.weight.shape[-1],
+        feed_forward_proj="relu" if blocks.mlp.gate is None else "gated-gelu",
+        relative_attention_num_buckets=len(encoder.position_bias),
+        relative_attention_max_distance=encoder.max_distance,
+    )
+
+
 def load_t5(directory: Path) -> T5Encoder:
     """The encoder of a Hugging Face T5 directory. Every tensor must be there and fit."""
     config = json.loads((directory / "config.json").read_text())
@@ -247,7 +267,7 @@ def load_t5(directory: Path) -> T5Encoder:
     return fill(like, t5_names(like), tensors, f"{directory}/model.safetensors", turned)
 
 
-def save_t5(encoder: T5Encoder, config: Mapping, directory: Path):
+def save_t5(encoder: T5Encoder, directory: Path):
     """Write an encoder as `load_t5` and Hugging Face read it; the configuration last, as a sign that all is there."""
     names, tensors = t5_names(encoder), {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(encoder):
@@ -256,7 +276,7 @@ def save_t5(encoder: T5Encoder, config: Mapping, directory: Path):
         tensors |= {name: np.ascontiguousarray(turned(key, np.asarray(part))) for name, part in parts.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(t5_config(encoder), indent=2) + "\n")
 
 
 class LayerNorm(eqx.Module):

@@ -23,20 +23,28 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 from errors import Refused
 from mesh import all_succeeded, is_chief
 from pretrained import dotted
+from settings import TrainConfig, config_from
 
 # Of a failed save, every single write would be told by a traceback of its own; `saving` says it once.
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells how it understands each of its options.
 
 
-def refuse_others(directory: Path, config: dict[str, Any], free: set[str]):
+def read_config(directory: Path) -> TrainConfig:
+    """The settings that a run was made with."""
+    try:
+        return config_from(json.loads((directory / "config.json").read_text()))
+    except (TypeError, ValueError) as error:
+        raise Refused(f"{directory}: its config.json is not that of a run ({error})") from None
+
+
+def refuse_others(directory: Path, config: TrainConfig, free: set[str]):
     """Refuse a directory that holds the run of another configuration; `free` fields may differ."""
-    file = directory / "config.json"
-    made_with = json.loads(file.read_text()) if file.exists() else config
-    fields = sorted((made_with.keys() | config.keys()) - free)
-    differing = [f for f in fields if made_with.get(f) != config.get(f)]
+    now = config.as_json()
+    there = read_config(directory).as_json() if (directory / "config.json").exists() else now
+    differing = [f for f in sorted(now.keys() - free) if there[f] != now[f]]
     if differing:
-        listed = ", ".join(f"{f} ({made_with.get(f)} there, {config.get(f)} now)" for f in differing)
+        listed = ", ".join(f"{f} ({there[f]} there, {now[f]} now)" for f in differing)
         raise Refused(f"{directory} holds a run with other settings: {listed}. Choose another --name, or delete it.")
 
 
@@ -99,6 +107,9 @@ def plot_losses(directory: Path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     panels = (left, "mse", "denoising: velocity error (Eq. 1)"), (right, "ce", "decoding: cross-entropy (Eq. 2)")
     for axis, key, title in panels:
+        if not any(line[key] for line in lines):  # A separate decoder learns one, and the denoiser beside it the other.
+            axis.set_axis_off()
+            continue
         axis.plot(steps, [line[key] for line in lines], lw=1, label="training")
         held_out = [(line["step"], line[f"validation_{key}"]) for line in lines if f"validation_{key}" in line]
         axis.plot(*zip(*held_out, strict=True), "o-", ms=3, lw=1, label="held out, averaged weights") if held_out else None

@@ -27,7 +27,7 @@ class TrainConfig:
     """Directory of prepared data and encoders, shared by all runs."""
 
     encoder: str = "t5-small"
-    """Frozen encoder of the clean embeddings: a T5 by name or directory; scratch trains a small one on the corpus first."""
+    """Frozen encoder of the clean embeddings: a T5 by name or directory; scratch (or scratch-256, by width) trains one first."""
     tokenizer: str = ""
     """Tokenizer, by name or directory, if not the encoder's own."""
     length: int = 1024
@@ -36,8 +36,21 @@ class TrainConfig:
     """Of them, the most that the source of a text may take, where the data has sources."""
     pack: bool = True
     """Fill every row with texts end to end; otherwise one text a row. Rows with a source are never packed."""
+    embeddings: Literal["encoder", "table", "gaussian", "learned"] = "encoder"
+    """Clean embeddings: the encoder's; those of its table alone; of a random table as large; or of one that ELF learns itself."""
+
     bottleneck: int = 128
-    """Width of the bottleneck between embeddings and network."""
+    """Width of the bottleneck between embeddings and network; 0 for none. The paper compares 32, 128 and 512."""
+    prediction: Literal["x", "v", "eps"] = "x"
+    """What the network predicts: clean embeddings, velocity, or noise."""
+    conditioning: Literal["tokens", "adaln-zero"] = "tokens"
+    """How it is told time, guidance scale and mode: by control tokens, or by modulation of every layer."""
+    decoder: Literal["shared", "separate"] = "shared"
+    """What turns embeddings into tokens: the network itself, or a mirror of the encoder, trained before it."""
+    decoder_steps: int = 3 * 19_017
+    """Optimizer steps of a separate decoder."""
+    decoder_learning_rate: float = 3e-4
+    """Its peak learning rate, for AdamW."""
 
     steps: int = 5 * 19_017
     """Optimizer steps."""
@@ -48,7 +61,7 @@ class TrainConfig:
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for matrices and Adam for the rest, or AdamW (0.9, 0.95) for all."""
     learning_rate: float = 0.002
-    """Peak learning rate; the paper's AdamW runs use 1e-4."""
+    """Peak learning rate; for AdamW a twentieth of it, as in the paper."""
     warmup_steps: int = 9_508
     """Steps of linear warm-up from zero; in the paper, half an epoch of OpenWebText."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -58,6 +71,8 @@ class TrainConfig:
     ema: float = 0.9999
     """Decay of the averaged weights, which are the ones sampled from."""
 
+    times: Literal["logit-normal", "uniform"] = "logit-normal"
+    """Distribution of the time of a denoised row."""
     t_mean: float = -1.5
     """Mean of the logit-normal time of a denoised row, and of the sampling grid."""
     t_std: float = 0.8
@@ -89,6 +104,8 @@ class TrainConfig:
     """Guidance scale of their condition, where the data has one."""
     gamma: float = 1.0
     """Noise re-injected by their sampler; 0 is the ODE."""
+    grid: Literal["logit-normal", "uniform"] = "logit-normal"
+    """Times of its steps."""
     num_samples: int = 1000
     """Texts sampled and scored at the end; 0 for none."""
 
@@ -150,15 +167,16 @@ def config_from(values: dict[str, Any]) -> TrainConfig:
 
 # Fields that may change when a run is continued: they do not change what is computed.
 FREE = {"name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat", "num_samples", "sample_steps", "w"}
-FREE |= {"cfg", "gamma", "preflight", "preflight_json", "log_every", "sample_every", "save_every", "keep", "wandb", "tensorboard"}
+FREE |= {"cfg", "gamma", "grid", "preflight", "preflight_json", "log_every", "sample_every", "save_every", "keep"}
+FREE |= {"wandb", "tensorboard", "decoder_steps", "decoder_learning_rate"}  # of the last two, the decoder's own run tells
 
 OWT_ROWS = 19_017 * 512
 OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
 OWT = TrainConfig(model="elf-b", data="owt")
 # Translation and summarization, with the sampler of the paper's Table 1.
 CONDITIONAL = replace(OWT, pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000)
-DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, steps=100 * 8_806)
-XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, steps=100 * 398)
+DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, steps=100 * 8_806, decoder_steps=3 * 8_806)
+XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, steps=100 * 398, decoder_steps=3 * 398)
 # What runs on the cores of a desk, in minutes.
 STORIES = TrainConfig(
     model="desk",
@@ -174,6 +192,8 @@ STORIES = TrainConfig(
     ema=0.995,
     noise_scale=1.0,
     decode_noise_scale=1.0,
+    decoder_steps=1_000,
+    decoder_learning_rate=3e-3,
     num_samples=256,
     log_every=20,
     sample_every=400,
@@ -191,10 +211,15 @@ OWN = replace(OWT, length=128, steps=100_000, warmup_steps=5_000, decode_noise_s
 OWN_AT_A_DESK = replace(
     OWN, batch=32, steps=10_000, learning_rate=0.005, warmup_steps=500, schedule="cosine", ema=0.999, num_samples=256
 )
+OWN_AT_A_DESK = replace(OWN_AT_A_DESK, decoder_steps=3_000, decoder_learning_rate=1e-3)
+ADAMW_RATE = 0.05  # of Muon's: the paper found 1e-4 and 2e-3 the best
 
 
-def preset(model: str | None, corpus: str | None) -> TrainConfig:
-    """The settings that a choice of model and data stands for. A paper size alone means the paper's OpenWebText run."""
+def preset(model: str | None, corpus: str | None, optimizer: str | None = None, decoder: str | None = None) -> TrainConfig:
+    """The settings that a choice of model and data stands for. A paper size alone means the paper's OpenWebText run.
+
+    Another optimizer brings another learning rate, and with a decoder of its own no row of ELF's decodes.
+    """
     corpus = corpus or ("owt" if model in OWT_EPOCHS else "stories")
     if model and model not in SIZES:
         raise Refused(f"--model {model}: unknown; known are {', '.join(SIZES)}")
@@ -202,27 +227,30 @@ def preset(model: str | None, corpus: str | None) -> TrainConfig:
     chosen = PRESETS.get(corpus, own)
     model = model or chosen.model
     steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus in ("owt", "owt-t5") else chosen.steps
-    return replace(chosen, data=corpus, model=model, steps=steps)
+    chosen = replace(chosen, data=corpus, model=model, steps=steps)
+    chosen = replace(chosen, learning_rate=ADAMW_RATE * chosen.learning_rate) if optimizer == "adamw" else chosen
+    return replace(chosen, p_decode=0.0) if decoder == "separate" else chosen
 
 
 def parse(args: list[str], description: str) -> TrainConfig:
-    """Flags over the preset that --model and --data name; --help shows the defaults of that preset."""
+    """Flags over the preset that the first four name; --help shows the defaults of that preset."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--model")
-    first.add_argument("--data")
+    for flag in ("--model", "--data", "--optimizer", "--decoder"):
+        first.add_argument(flag)
     chosen, _ = first.parse_known_args(args)
-    return tyro.cli(TrainConfig, default=preset(chosen.model, chosen.data), description=description, args=args)
+    default = preset(chosen.model, chosen.data, chosen.optimizer, chosen.decoder)
+    return tyro.cli(TrainConfig, default=default, description=description, args=args)
 
 
 def check(config: TrainConfig):
     """Refuse what cannot work before anything is written."""
-    for field in ("steps", "batch", "accumulate", "length", "bottleneck", "log_every", "save_every", "keep", "sample_steps"):
+    for field in ("steps", "batch", "accumulate", "length", "decoder_steps", "log_every", "save_every", "keep", "sample_steps"):
         if getattr(config, field) < 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
-    for field in ("num_samples", "sample_every", "warmup_steps", "gamma"):
+    for field in ("bottleneck", "num_samples", "sample_every", "warmup_steps", "gamma"):
         if getattr(config, field) < 0:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 0, which is for none")
-    for field in ("learning_rate", "clip", "t_std", "p_std", "noise_scale", "decode_noise_scale", "w"):
+    for field in ("learning_rate", "decoder_learning_rate", "clip", "t_std", "p_std", "noise_scale", "decode_noise_scale", "w"):
         if not getattr(config, field) > 0:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be above 0")
     for field in ("p_decode", "p_self_cond", "p_drop", "ema"):
@@ -230,6 +258,14 @@ def check(config: TrainConfig):
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be between 0 and 1")
     if not 0 < config.w_min <= config.w_max:
         raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
+    if (config.decoder == "separate") != (config.p_decode == 0):
+        raise Refused(f"--p-decode {config.p_decode}: must be 0 with --decoder separate, and above 0 otherwise")
+    if config.decoder == "separate" and config.embeddings != "encoder":
+        raise Refused(f"--embeddings {config.embeddings} --decoder separate: the decoder mirrors an encoder")
+    if config.embeddings == "learned" and config.source_length:
+        raise Refused("--embeddings learned: only without sources, which would need embeddings before ELF has learned them")
+    if config.preflight and (config.embeddings != "encoder" or config.decoder == "separate"):
+        raise Refused("--preflight: only for embeddings from an encoder and a decoder shared with the network")
     if config.batch % config.accumulate:
         raise Refused(f"--accumulate {config.accumulate} does not divide --batch {config.batch}")
     if not 0 <= config.source_length < config.length:

@@ -68,7 +68,7 @@ class Speed:
         def forward(model, batch, draws):
             """All rows through the network, and those that decode through the vocabulary head."""
             h = model.trunk(batch.x, batch.x, draws.t, draws.w, draws.t)
-            return model.predict(h), model.logits(losses.take_rows(slots.group, h, slice(0, slots.decode)))
+            return model.predict(h, batch.x, draws.t), model.logits(losses.take_rows(slots.group, h, slice(0, slots.decode)))
 
         def gradient(model, batch, draws):
             return jax.grad(lambda model: losses.token_losses(model, batch, draws, slots, **scales).mean())(model)

@@ -12,18 +12,21 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from einops import rearrange
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from tqdm import tqdm
 
+import ablations
 import corpora
 import data
 import generate
@@ -40,6 +43,7 @@ from mesh import (
     by_row,
     chief_first,
     everywhere,
+    fetch,
     has_accelerator,
     is_chief,
     join_processes,
@@ -51,6 +55,7 @@ from mesh import (
     split,
 )
 from optimizers import make_optimizer, warmed_up
+from pretrained import T5Encoder
 from settings import FREE, OWT_ROWS, TrainConfig, check, parse
 
 # One step: rows -> x -> draws -> losses -> gradients -> clip -> Muon -> EMA
@@ -70,7 +75,7 @@ def draw(
 
     def one(row):
         k = jax.random.split(jax.random.fold_in(key, row), 6)
-        t = losses.logit_normal(jax.random.normal(k[0]), config.t_mean, config.t_std)
+        t = losses.TIMES[config.times](jax.random.normal(k[0]), config.t_mean, config.t_std)
         p = losses.logit_normal(jax.random.normal(k[1], (length,)), config.p_mean, config.p_std)
         w = losses.guidance_scale(jax.random.uniform(k[2]), config.w_min, config.w_max)
         eps = jax.random.normal(k[3], (length, width))
@@ -86,7 +91,8 @@ def cast(tree, dtype):
 
 def optimizer_of(config: TrainConfig, unroll: bool = False) -> optax.GradientTransformation:
     rate = warmed_up(config.learning_rate, config.warmup_steps, config.steps, config.schedule)
-    return make_optimizer(config.optimizer, rate, config.clip, unroll=unroll)
+    optimizer = make_optimizer(config.optimizer, rate, config.clip, unroll=unroll)
+    return optax.chain(optimizer, ablations.unit_table()) if config.embeddings == "learned" else optimizer
 
 
 def slots_of(config: TrainConfig) -> losses.Slots:
@@ -101,6 +107,8 @@ def make_loss(config: TrainConfig, dtype) -> Callable:
     def loss(model: ELF, embedder: data.Embedder, rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
         draws, drop = draw(config, key, row, rows.s.shape[1], len(embedder.mean), slots.group)
         batch = embedder(rows, drop)
+        if config.embeddings == "learned":
+            batch = ablations.embed_learned(model, batch, draws.decode)
         per_token = losses.token_losses(cast(model, dtype), batch, draws, slots, **scales)
         sums = losses.branch_sums(per_token, batch, draws)
         return sums[:, 0].sum(), sums
@@ -132,6 +140,19 @@ MakeObjective = Callable[[TrainConfig, data.Embedder, Any, ELF], Objective]  # a
 def flow_matching(config: TrainConfig, embedder: data.Embedder, dtype, _) -> Objective:
     """The paper's training (Alg. 3 and 4)."""
     return Objective(make_loss(config, dtype), embedder)
+
+
+def reconstruction(config: TrainConfig, embedder: data.Embedder, dtype, _) -> Objective:
+    """The training of a separate decoder."""
+
+    def loss(decoder: ablations.Decoder, embedder: data.Embedder, rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
+        batch = embedder(rows, jnp.zeros(len(row), bool))
+        ce = ablations.reconstruction_loss(cast(decoder, dtype), batch, row, key, config.decode_noise_scale)
+        ces = jnp.stack([jnp.sum(ce * batch.counts), jnp.sum(batch.counts)])
+        return ces[0], jnp.stack([jnp.zeros(2), ces])
+
+    body = pretrained.t5_from_config(pretrained.t5_config(embedder.encoder), jax.random.key(config.seed))
+    return Objective(loss, embedder, jax.tree.map(np.asarray, ablations.Decoder(body)))
 
 
 def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll_parts: int = 1) -> Callable:
@@ -166,7 +187,9 @@ def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll
 
 def make_model(config: TrainConfig, vocab: int, embedding: int, key: PRNGKeyArray, unroll: int) -> ELF:
     sizes = dict(vocab=vocab, embedding=embedding, bottleneck=config.bottleneck)
-    return ELF(**SIZES[config.model], **sizes, unroll=unroll, remat=config.remat, key=key)
+    kind = ablations.AdaLNZero if config.conditioning == "adaln-zero" else ELF
+    model = kind(**SIZES[config.model], **sizes, prediction=config.prediction, unroll=unroll, remat=config.remat, key=key)
+    return ablations.with_unit_table(model) if config.embeddings == "learned" else model
 
 
 def best_unroll(config: TrainConfig, mesh: Mesh) -> int:
@@ -305,18 +328,65 @@ def prepare(config: TrainConfig) -> tuple[corpora.Corpus, data.Embedder]:
     corpus = corpora.load_corpus(*text_of(config))
     if len(corpus.rows.s) < config.batch:
         raise Refused(f"--batch {config.batch} is larger than the corpus of {len(corpus.rows.s)} rows: lower it")
-    encoder = data.load_encoder(config.encoder, corpus, config.cache, config.directory)
+    encoder = load_encoder(config, corpus, config.directory)
     if (config.directory / data.EMBEDDING).exists():
         return corpus, data.read_embedder(encoder, config.directory, corpus)
-    return corpus, data.make_embedder(encoder, corpus.rows, by_channel=config.encoder == "scratch")
+    return corpus, data.make_embedder(encoder, corpus.rows, by_channel=trained_here(config))
+
+
+def trained_here(config: TrainConfig) -> bool:
+    """Whether embeddings come from an encoder that was trained on the corpus itself."""
+    return corpora.is_scratch(config.encoder) and config.embeddings == "encoder"
+
+
+TABLE = "table.npy"  # in the directory of a run: its embeddings, where they are of a table
+
+
+def load_encoder(config: TrainConfig, corpus: corpora.Corpus, run: Path) -> T5Encoder | ablations.Table:
+    """The frozen encoder, or the table in its place; a learned one is of the network, and only as large as this."""
+    if (run / TABLE).exists():
+        return ablations.Table(jnp.load(run / TABLE))
+    encoder = data.load_encoder(config.encoder, corpus, config.cache, run)
+    if config.embeddings == "encoder":
+        return encoder
+    if config.embeddings == "table":
+        return ablations.Table(ablations.unit(encoder.embed))
+    key = jax.random.fold_in(jax.random.key(config.seed), 4)
+    return ablations.Table(ablations.unit(jax.random.normal(key, encoder.embed.shape)))
 
 
 def keep_embedding(config: TrainConfig, corpus: corpora.Corpus, embedder: data.Embedder):
     """Into the run: what its embeddings were made with, and the tokenizer."""
     runs.write_whole(config.directory / data.EMBEDDING, data.describe(embedder, corpus))
     corpus.tokenizer.save_pretrained(config.directory / "tokenizer")
-    if config.encoder == "scratch" and not (config.directory / "encoder" / "config.json").exists():
-        pretrained.save_t5(embedder.encoder, data.scratch_config(len(corpus.tokenizer)), config.directory / "encoder")
+    if isinstance(embedder.encoder, ablations.Table):
+        jnp.save(config.directory / TABLE, embedder.encoder.embed)
+    if trained_here(config) and not (config.directory / "encoder" / "config.json").exists():
+        pretrained.save_t5(embedder.encoder, config.directory / "encoder")
+
+
+def train_decoder(config: TrainConfig):
+    """The first of two stages, a run of its own inside that of ELF; what it leaves there is sampled from with ELF."""
+    if config.decoder == "shared":
+        return
+    where = config.directory / "decoder"
+    changes = dict(steps=config.decoder_steps, learning_rate=config.decoder_learning_rate, optimizer="adamw", schedule="cosine")
+    changes |= dict(warmup_steps=config.decoder_steps // 20, num_samples=0, sample_every=0, wandb="", tensorboard=False)
+    first = replace(config, name=str(where.relative_to(config.runs)), **changes)
+    for each in (config, first):
+        runs.refuse_others(each.directory, each, FREE)
+    if not (where / "t5" / "config.json").exists():
+        decoder = fetch(train(first, reconstruction).ema)
+        if is_chief():
+            pretrained.save_t5(decoder.body, where / "t5")
+
+
+def to_sample(config: TrainConfig, model: ELF, run: Path, mesh: Mesh) -> ELF | ablations.TwoStage:
+    """A network with what decodes for it."""
+    if config.decoder == "shared":
+        return model
+    decoder = pretrained.load_t5(run / "decoder" / "t5")
+    return ablations.TwoStage(model, replicate(ablations.Decoder(decoder), mesh))
 
 
 def huge_pages():
@@ -330,7 +400,7 @@ def huge_pages():
 def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> State:
     check(config)
     mesh = make_mesh(config.mesh, config.batch)
-    runs.refuse_others(config.directory, config.as_json(), FREE)
+    runs.refuse_others(config.directory, config, FREE)
     with chief_first():
         if is_chief():
             runs.claim(config.directory)
@@ -373,7 +443,8 @@ def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> Stat
 
     def sample(state, n, name):
         n = min(n, len(corpus.validation.s)) if asked else n
-        texts = generate.sample_texts(config, sampler, state.ema, corpus.tokenizer, n, sample_key, mesh, asked)
+        model = to_sample(config, state.ema, config.directory, mesh)
+        texts = generate.sample_texts(config, sampler, model, corpus.tokenizer, n, sample_key, mesh, asked)
         if is_chief():
             runs.write_texts(config.directory / "samples" / f"{name}.jsonl", generate.as_records(corpus, texts))
         return texts
@@ -410,6 +481,8 @@ def main():
         join_processes(config.coordinator, config.processes, config.process_id)
         if is_chief():
             print("  ".join(f"{k}={v}" for k, v in config.as_json().items() if v not in ("", None)))
+        check(config)
+        train_decoder(config)
         train(config)
     if is_chief():
         minutes = (time.time() - begun) / 60

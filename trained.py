@@ -4,7 +4,6 @@ trained = load("runs/stories-desk", mesh)
 trained = load("embedded-language-flows/ELF-B-owt", mesh)      # or a local copy, in any of the released formats
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,7 +23,7 @@ from generate import Asked
 from mesh import everywhere, platform, replicate, shapes_on
 from pretrained import from_released
 from released import Tensors, read_released
-from settings import PRESETS, TrainConfig, config_from, preset
+from settings import PRESETS, TrainConfig, preset
 
 RELEASED_STD = 0.2  # by which the released code divides the embeddings of T5-small; it subtracts nothing
 
@@ -48,8 +47,7 @@ class Trained(NamedTuple):
     def embedder(self, corpus: corpora.Corpus) -> data.Embedder:
         """The frozen encoder, with the statistics it was trained with."""
         if not self.released:
-            encoder = data.load_encoder(self.config.encoder, corpus, self.config.cache, self.directory)
-            return data.read_embedder(encoder, self.directory)
+            return data.read_embedder(train.load_encoder(self.config, corpus, self.directory), self.directory)
         encoder = data.load_encoder(self.config.encoder, corpus, self.config.cache)
         width = encoder.embed.shape[1]
         if width != len(self.model.unembed.weight):
@@ -72,7 +70,7 @@ def load(name: str, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest"
 
 
 def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> Trained:
-    config = read_config(directory)
+    config = runs.read_config(directory)
     checkpoints = runs.open_checkpoints(directory, keep=None)
     step = checkpoints.latest_step() if checkpoint == "latest" else checkpoints.best_step()
     if step is None:
@@ -82,15 +80,8 @@ def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] 
     unroll = train.best_unroll(config, mesh)
     like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
     model = runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"]
+    model = train.to_sample(config, model, directory, mesh)
     return Trained(name_of(directory), directory, config, model, tokenizer, step, data.fingerprint(model), released=False)
-
-
-def read_config(directory: Path) -> TrainConfig:
-    """The settings that a run was made with."""
-    try:
-        return config_from(json.loads((directory / "config.json").read_text()))
-    except (TypeError, ValueError) as error:
-        raise Refused(f"{directory}: its config.json is not that of a run ({error})") from None
 
 
 def history(run: Trained) -> list[tuple[TrainConfig, int]]:
@@ -99,7 +90,7 @@ def history(run: Trained) -> list[tuple[TrainConfig, int]]:
     while config.teacher:
         place = run.directory.parent / str(config.start_steps) if config.start_steps else Path(config.teacher)
         released = not (place / "config.json").exists()
-        config = preset(config.model if config.model in SIZES else None, config.data) if released else read_config(place)
+        config = preset(config.model if config.model in SIZES else None, config.data) if released else runs.read_config(place)
         stages.insert(0, (config, config.steps))
     return stages
 

@@ -80,7 +80,7 @@ def encoder_directory(tmp_path_factory, stories):
     vocab = len(stories.tokenizer)
     config = data.SCRATCH | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
     directory = tmp_path_factory.mktemp("encoder")
-    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), config, directory)
+    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), directory)
     return directory
 
 

@@ -148,9 +148,9 @@ def test_span_corruption_loses_nothing(n, seed, density):
 
 def test_the_scratch_encoder_is_trained_once_and_then_read_back(stories, tmp_path):
     recipe = data.RECIPE | dict(steps=3, batch=8)
-    first = data.scratch_encoder(stories, tmp_path, **recipe)
+    first = data.scratch_encoder("scratch", stories, tmp_path, **recipe)
     (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
     stamp = (directory / "model.safetensors").stat().st_mtime_ns
-    second = data.scratch_encoder(stories, tmp_path, **recipe)
+    second = data.scratch_encoder("scratch", stories, tmp_path, **recipe)
     assert (directory / "model.safetensors").stat().st_mtime_ns == stamp
     jax.tree.map(assert_array_equal, first, second)

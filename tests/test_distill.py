@@ -117,7 +117,7 @@ def test_later_rounds_begin_where_earlier_ones_ended(distilled):
     """Asked for alone, the second round of 2 steps begins at the finished one of 4, and not at the teacher."""
     asked, directories = distilled
     (directory,) = distill.distill(dataclasses.replace(asked, rounds=(2,), steps=2, num_samples=0))
-    config, before = (distill.trained.read_config(d) for d in (directory, directories[0]))
+    config, before = (distill.runs.read_config(d) for d in (directory, directories[0]))
     assert (config.start_steps, before.start_steps) == (4, None) and config.weights != before.weights
     run = distill.trained.load_run(directory, train.make_mesh("1", 0))
     assert [(c.student_steps, steps) for c, steps in distill.trained.history(run)] == [(None, 20), (4, 6), (2, 2)]

@@ -32,7 +32,7 @@ def test_a_saved_encoder_loads_as_it_was(tmp_path, gated):
     config = json.loads((GOLDEN / "t5" / "config.json").read_text())
     config["feed_forward_proj"] = "gated-gelu" if gated else "relu"
     encoder = pretrained.t5_from_config(config, jax.random.key(0))
-    pretrained.save_t5(encoder, config, tmp_path)
+    pretrained.save_t5(encoder, tmp_path)
     jax.tree.map(assert_array_equal, pretrained.load_t5(tmp_path), encoder)
 
 

@@ -62,7 +62,7 @@ def answered(small, tmp_path_factory):
     (place / "pairs.jsonl").write_text("".join(json.dumps(dict(source=s, target=t)) + "\n" for s, t in pairs))
     words = corpora.word_tokenizer(part for pair in pairs for part in pair)
     config = data.SCRATCH | dict(vocab_size=len(words), d_model=16, d_ff=16, d_kv=4, num_layers=1)
-    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), config, place / "encoder")
+    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), place / "encoder")
     words.save_pretrained(place / "encoder")
     changes = dict(data=str(place / "pairs.jsonl"), encoder=str(place / "encoder"), runs=place, name="run")
     config = dataclasses.replace(small, **changes, length=58, source_length=43, steps=10, save_every=5, num_samples=5)

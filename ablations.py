@@ -1,0 +1,171 @@
+"""What the paper compares ELF with: adaLN-Zero, embedding tables, a separate decoder.
+
+Each takes the place of one part and leaves the others as they are: `AdaLNZero` that of the network, `Table` that of the encoder,
+`TwoStage` that of what is sampled from.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from elf import ELF, Attention, Linear, RMSNorm, Rope, ScalarTokens, SwiGLU, rope_angles
+from losses import Batch, decode_loss, logit_normal
+from pretrained import T5Encoder
+
+# Conditioning by adaLN-Zero (Appendix D.4), of which the paper tells the number of parameters: 148M for ELF-B
+
+
+class Modulated(eqx.Module):
+    """A norm whose output is scaled and shifted by what the network is conditioned on."""
+
+    norm: RMSNorm
+    scale: Float[Array, "*n 1 D"]
+    shift: Float[Array, "*n 1 D"]
+
+    def __call__(self, h: Float[Array, "*n T D"]) -> Float[Array, "*n T D"]:
+        return self.norm(h) * (1 + self.scale) + self.shift
+
+
+class ModulatedBlock(eqx.Module):
+    attend: Attention
+    mlp: SwiGLU
+    modulation: Linear  # condition -> scale, shift and gate of both halves; zeros at first, so that a block begins as identity
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        k1, k2, k3 = jax.random.split(key, 3)
+        self.attend = Attention(width, heads, key=k1)
+        self.mlp = SwiGLU(width, key=k2)
+        self.modulation = Linear(width, 6 * width, std=0.0, key=k3)
+
+    def __call__(self, h: Float[Array, "*n T D"], c: Float[Array, "*n 1 D"], rope: Rope) -> Float[Array, "*n T D"]:
+        scale, shift, gate, scale_mlp, shift_mlp, gate_mlp = jnp.split(self.modulation(jax.nn.silu(c)), 6, axis=-1)
+        attend = eqx.tree_at(lambda a: a.norm, self.attend, Modulated(self.attend.norm, scale, shift))
+        mlp = eqx.tree_at(lambda m: m.norm, self.mlp, Modulated(self.mlp.norm, scale_mlp, shift_mlp))
+        h = h + gate * attend(h, rope)
+        return h + gate_mlp * mlp(h)
+
+
+class AdaLNZero(ELF):
+    """ELF without control tokens: the sum of time, guidance scale and mode modulates every block and, before its norm, the
+    output of the last one."""
+
+    blocks: ModulatedBlock
+    modulation: Linear  # condition -> scale and shift of the output
+
+    def __init__(self, depth: int, width: int, heads: int, *, key: PRNGKeyArray, **others):
+        super().__init__(depth, width, heads, key=key, **others)
+        keys = jax.random.split(jax.random.fold_in(key, 1), 5)
+        self.time = ScalarTokens(width, tokens=1, key=keys[0])
+        self.guidance = ScalarTokens(width, tokens=1, key=keys[1])
+        self.mode = 0.02 * jax.random.normal(keys[2], (1, width))
+        self.blocks = eqx.filter_vmap(lambda k: ModulatedBlock(width, heads, key=k))(jax.random.split(keys[3], depth))
+        self.modulation = Linear(width, 2 * width, std=0.0, key=keys[4])
+
+    def trunk(
+        self,
+        z: Float[Array, "*n L E"],
+        x_prev: Float[Array, "*n L E"],
+        t: Float[Array, "*n"],
+        w: Float[Array, "*n"],
+        mode: Float[Array, "*n"],
+    ) -> Float[Array, "*n L D"]:
+        dtype = self.mode.dtype
+        h = self.expand(self.squeeze(self.self_cond(jnp.concatenate([z, x_prev], axis=-1).astype(dtype))))
+        c = self.time(t) + self.guidance(w) + mode.astype(dtype)[..., None, None] * self.mode
+        rope = rope_angles(h.shape[-2], h.shape[-1] // self.blocks.attend.heads, control=0)
+
+        def layer(h, block):
+            return block(h, c, rope), None
+
+        layer = jax.checkpoint(layer) if self.remat else layer
+        h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.unroll)
+        scale, shift = jnp.split(self.modulation(jax.nn.silu(c)), 2, axis=-1)
+        return h * (1 + scale) + shift
+
+
+# Embeddings from a table, which know nothing of their context (Appendix E.3)
+
+
+def unit(table: Float[Array, "V E"]) -> Float[Array, "V E"]:
+    """Every token's embedding at mean 0 and standard deviation 1."""
+    return jax.nn.standardize(table, axis=-1)
+
+
+def with_unit_table(model: ELF) -> ELF:
+    return eqx.tree_at(lambda m: m.unembed.weight, model, replace_fn=lambda w: unit(w.T).T)
+
+
+def unit_table() -> optax.GradientTransformation:
+    """The last link of an optimizer: after every step, the learned table is brought back to unit embeddings."""
+
+    def update(updates, state, params):
+        new = with_unit_table(optax.apply_updates(params, updates))
+        return eqx.tree_at(lambda m: m.unembed.weight, updates, new.unembed.weight - params.unembed.weight), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def embed_learned(model: ELF, batch: Batch, decode: Bool[Array, " N"]) -> Batch:
+    """Embeddings from the network's own unembedding: denoised rows teach it as a table, decoded rows as unembedding only."""
+    x = model.unembed.weight.T[batch.s]
+    return batch._replace(x=jnp.where(decode[:, None, None], jax.lax.stop_gradient(x), x))
+
+
+class Table(eqx.Module):
+    """In the place of an encoder: every token has one embedding, wherever it stands."""
+
+    embed: Float[Array, "V E"]
+
+    def __call__(self, s: Int[Array, "N L"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
+        return self.embed[s]
+
+
+# A separate decoder: trained first, on embeddings from the frozen encoder; then ELF learns to denoise only
+
+
+class Decoder(eqx.Module):
+    """The mirror of a T5 encoder: the same layers take embeddings to states, and a table as large takes these to logits."""
+
+    body: T5Encoder
+
+    def __call__(self, z: Float[Array, "N L E"]) -> Float[Array, "N L V"]:
+        sees = jnp.ones((len(z), z.shape[1], z.shape[1]), bool)
+        h = self.body.in_context(z.astype(self.body.embed.dtype), sees)
+        return (h @ self.body.embed.T * h.shape[-1] ** -0.5).astype(jnp.float32)
+
+
+def reconstruction_loss(
+    decoder: Decoder, batch: Batch, row: Int[Array, " N"], key: PRNGKeyArray, noise_scale: float
+) -> Float[Array, "N L"]:
+    """Cross-entropy of the tokens behind embeddings of which a fifth is zeros (so we read "masked") and the rest noisy.
+
+    All draws follow from the key and the row's number.
+    """
+
+    def one(row, x):
+        k1, k2, k3 = jax.random.split(jax.random.fold_in(key, row), 3)
+        p = logit_normal(jax.random.normal(k1, x.shape[:1]), mean=0.5, std=1.0)[:, None]
+        hidden = jax.random.bernoulli(k2, 0.2, x.shape[:1])[:, None]
+        return jnp.where(hidden, 0.0, p * x + (1 - p) * noise_scale * jax.random.normal(k3, x.shape))
+
+    z = jnp.where(batch.prefix[..., None], batch.x, jax.vmap(one)(row, batch.x))
+    return decode_loss(decoder(z), batch.s)
+
+
+class TwoStage(eqx.Module):
+    """A denoiser and the decoder that was trained apart from it, to be sampled from like an ELF that does both."""
+
+    denoiser: ELF
+    decoder: Decoder
+
+    @property
+    def unembed(self) -> Linear:
+        return self.denoiser.unembed
+
+    def denoise(self, z, x_prev, t, w) -> Float[Array, "N L E"]:
+        return self.denoiser.denoise(z, x_prev, t, w)
+
+    def decode(self, z, w) -> Float[Array, "N L V"]:
+        return self.decoder(z)

@@ -1,0 +1,373 @@
+"""Check what the paper claims of ELF, at a desk: small variants trained on the embedded corpora, three seeds each.
+
+    python claims.py                          train, measure and report what is missing; stop and continue at any point
+    python claims.py --only bottleneck gamma  some claims
+    python claims.py --report                 only write what has been measured so far
+
+Every variant is a run of train.py with the flags told here. What was measured is kept in claims.json, the report in RESULTS.md
+between the two lines that name this file, and a picture for each claim in images/.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import tyro
+from tqdm import tqdm
+
+import paper
+import runs
+import train
+import trained
+from corpora import digest
+from errors import Refused, one_line
+from generate import Sampler
+from measure import bench_for, measure
+from mesh import make_mesh
+from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, mean_and_error
+
+SEEDS = (0, 1, 2)  # of networks and noise; the encoder is the same for all
+BUDGET = "--steps 1200 --num-samples 0 --sample-every 0 --save-every 600"  # for every variant alike
+SAMPLES = 256
+TWO_STAGE = "--decoder separate --conditioning adaln-zero"  # the paper's setting for prediction targets
+VARIANTS = {
+    "base": "",
+    "table": "--embeddings table",
+    "gaussian": "--embeddings gaussian",
+    "learned": "--embeddings learned",
+    "separate": "--decoder separate",
+    "tiny": "--model tiny",
+    "desk-m": "--model desk-m",
+    **{
+        f"{p}-{e}": f"--prediction {p} --encoder scratch-{e} --bottleneck {e} {TWO_STAGE}"
+        for e in (128, 256)
+        for p in ("x", "v", "eps")
+    },
+    **{f"bottleneck-{n}": f"--bottleneck {n}" for n in (8, 32)},
+    **{f"decode-{p}": f"--p-decode {p}" for p in (0.05, 0.5, 0.8)},
+    "adaln-zero": "--conditioning adaln-zero",
+    **{f"adamw-{rate:g}": f"--optimizer adamw --learning-rate {rate:g}" for rate in (5e-4, 2e-3)},
+    "uniform": "--times uniform",
+    "translate": "--data translate",
+    "distilled": "--steps 100",  # in each of the five rounds of distill.py; "base" is the teacher
+}
+ODE, SDE = Sampler(64, 1.0, 1.0, 0.0), Sampler(64, 1.0, 1.0, 1.0)
+
+
+class Arm(NamedTuple):
+    """One of the things that are compared."""
+
+    label: str
+    variant: str
+    sampler: Sampler
+
+
+class Claim(NamedTuple):
+    says: str
+    where: str
+    """In the paper."""
+    arms: list[Arm]
+    orders: dict[str, list[tuple[str, str]]]
+    """By score: pairs of arms, of which the first should have more of it."""
+    as_good: bool = False
+    """The first has to be no worse than the second by MARGIN."""
+
+
+def arms(variants: str, sampler: Sampler = SDE) -> list[Arm]:
+    return [Arm(name, name, sampler) for name in variants.split()]
+
+
+def vary(label: str, values, variant: str = "base", sampler: Sampler = SDE) -> list[Arm]:
+    """The same network with other settings of its sampler."""
+    field = {"γ": "gamma"}.get(label, label)
+    return [Arm(f"{label} {v:g}", variant, dataclasses.replace(sampler, **{field: float(v)})) for v in values]
+
+
+def at_steps(sampler: Sampler, name: str, variant: str, steps) -> list[Arm]:
+    return [Arm(f"{name}, {n} steps", variant, dataclasses.replace(sampler, steps=n)) for n in steps]
+
+
+def each(first: str, second: str, steps) -> list[tuple[str, str]]:
+    return [(f"{first}, {n} steps", f"{second}, {n} steps") for n in steps]
+
+
+FEW = (4, 8, 16)
+DISTILLED = (1, 2, 4, 8)
+STUDENT = Sampler(1, paper.ROUNDS_SAMPLING[1].w, 1.0, paper.ROUNDS_SAMPLING[1].gamma)
+UNIFORM = dataclasses.replace(ODE, grid="uniform")
+CLAIMS = {
+    "guidance": Claim(
+        "A larger guidance scale lowers perplexity and entropy",
+        "Fig. 4",
+        vary("w", (0.5, 1, 2, 3), sampler=ODE),
+        {EXACT_PERPLEXITY: [("w 0.5", "w 3")], ENTROPY: [("w 0.5", "w 3")]},
+    ),
+    "embeddings": Claim(
+        "Contextual embeddings are better than tables, a trained table (here the scratch encoder's) better than a Gaussian one, "
+        "and a learned one the worst",
+        "Fig. 5a",
+        [Arm("encoder", "base", ODE), *arms("table gaussian learned", ODE)],
+        {VALID_TEXTS: [("encoder", "table"), ("encoder", "gaussian"), ("table", "gaussian"), ("gaussian", "learned")]},
+    ),
+    "decoder": Claim(
+        "A decoder that shares the network's weights is as good as a separate one",
+        "Fig. 5b",
+        [Arm("shared", "base", ODE), *arms("separate", ODE)],
+        {VALID_TEXTS: [("shared", "separate")]},
+        as_good=True,
+    ),
+    "samplers": Claim(
+        "With few steps, the SDE is better than the ODE",
+        "Fig. 5c",
+        at_steps(SDE, "SDE", "base", FEW) + at_steps(ODE, "ODE", "base", FEW),
+        {VALID_TEXTS: each("SDE", "ODE", FEW)},
+    ),
+    "sizes": Claim(
+        "A larger network is better",
+        "Fig. 6",
+        [*arms("tiny"), Arm("desk", "base", SDE), *arms("desk-m")],
+        {VALID_TEXTS: [("desk", "tiny"), ("desk-m", "desk")]},
+    ),
+    "predictions": Claim(
+        "Predicting v is better than noise and, for wide embeddings, x better than v",
+        "Fig. 11",
+        arms("x-128 v-128 eps-128 x-256 v-256 eps-256", ODE),
+        {VALID_TEXTS: [("v-128", "eps-128"), ("x-256", "v-256"), ("v-256", "eps-256")]},
+    ),
+    "bottleneck": Claim(
+        "A bottleneck of a quarter of the embeddings' width is best",
+        "Fig. 12",
+        [*arms("bottleneck-8 bottleneck-32"), Arm("as wide as embeddings", "base", SDE)],
+        {VALID_TEXTS: [("bottleneck-32", "bottleneck-8"), ("bottleneck-32", "as wide as embeddings")]},
+    ),
+    "mode": Claim(
+        "Denoising four rows of five (decoding 0.2) is best",
+        "Fig. 13",
+        [*arms("decode-0.05"), Arm("decode-0.2", "base", SDE), *arms("decode-0.5 decode-0.8")],
+        {VALID_TEXTS: [("decode-0.2", "decode-0.05"), ("decode-0.2", "decode-0.5"), ("decode-0.2", "decode-0.8")]},
+    ),
+    "conditioning": Claim(
+        "Control tokens are as good as adaLN-Zero, with fewer parameters",
+        "Fig. 14",
+        [Arm("control tokens", "base", SDE), *arms("adaln-zero")],
+        {VALID_TEXTS: [("control tokens", "adaln-zero")]},
+        as_good=True,
+    ),
+    "optimizers": Claim(
+        "Muon is better than AdamW in as many steps",
+        "Fig. 15",
+        [Arm("muon", "base", SDE), *arms("adamw-0.0005 adamw-0.002")],
+        {VALID_TEXTS: [("muon", "adamw-0.0005"), ("muon", "adamw-0.002")]},
+    ),
+    "times": Claim(
+        "Training at logit-normal times is better than at uniform ones (the paper's choice, not compared there)",
+        "App. C.1",
+        [Arm("logit-normal", "base", SDE), *arms("uniform")],
+        {VALID_TEXTS: [("logit-normal", "uniform")]},
+    ),
+    "schedules": Claim(
+        "Steps at logit-normal times are better than at uniform ones, most of all with few of them",
+        "Fig. 16a",
+        at_steps(ODE, "logit-normal", "base", FEW) + at_steps(UNIFORM, "uniform", "base", FEW),
+        {VALID_TEXTS: each("logit-normal", "uniform", FEW)},
+    ),
+    "gamma": Claim(
+        "Noise re-injected while sampling lowers perplexity and, somewhat, entropy",
+        "Fig. 16b",
+        vary("γ", (0, 1, 2)),
+        {EXACT_PERPLEXITY: [("γ 0", "γ 2")], ENTROPY: [("γ 0", "γ 2")]},
+    ),
+    "cfg": Claim(
+        "Guidance by the source is best near 2",
+        "Fig. 17",
+        vary("cfg", (1, 2, 4), "translate", ODE),
+        {"BLEU": [("cfg 2", "cfg 1"), ("cfg 2", "cfg 4")]},
+    ),
+    "distillation": Claim(
+        "After distillation, texts of 1 to 8 steps are better",
+        "App. B",
+        at_steps(STUDENT, "distilled", "distilled", DISTILLED) + at_steps(STUDENT, "base", "base", DISTILLED),
+        {VALID_TEXTS: each("distilled", "base", DISTILLED)},
+    ),
+}
+
+
+# Runs and measurements
+
+PLACE, KEPT = Path("runs/claims"), Path("claims.json")
+Kept = dict[str, dict[str, float]]  # scores, by what was measured
+
+
+def key_of(variant: str, seed: int, sampler: Sampler) -> str:
+    """What was measured: it changes with whatever changes the numbers, but for the code."""
+    how = [f"{v:g}" if isinstance(v, float) else str(v) for v in dataclasses.astuple(sampler)]
+    return " ".join([variant, str(seed), *how, digest([BUDGET, VARIANTS[variant], VARIANTS["base"], SAMPLES])])
+
+
+def read_kept() -> Kept:
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+
+
+def run_of(variant: str, seed: int) -> Path:
+    return PLACE / f"{variant}-{seed}" / ("1" if variant == "distilled" else "")
+
+
+def command_of(variant: str, seed: int) -> str:
+    place = f"--runs {PLACE} --name {variant}-{seed}"
+    if variant == "distilled":
+        return f"python distill.py --teacher {PLACE}/base-{seed} --num-samples 0 {place} {VARIANTS[variant]}"
+    return f"python train.py --seed {seed} {place} {BUDGET} {VARIANTS[variant]}".strip()
+
+
+def make_run(variant: str, seed: int) -> bool:
+    """Train a variant, or go on with it; whether it is finished."""
+    command, run = command_of(variant, seed), run_of(variant, seed)
+    tqdm.write(command)
+    subprocess.run([sys.executable, *command.split()[1:]])
+    if not (run / "config.json").exists():
+        return False
+    return runs.open_checkpoints(run, keep=None).latest_step() == runs.read_config(run).steps
+
+
+def measure_run(variant: str, seed: int, samplers: list[Sampler], kept: Kept):
+    mesh = make_mesh("1", 0)
+    bench = bench_for(trained.load(str(run_of(variant, seed)), mesh), mesh, SAMPLES)
+    for sampler in samplers:
+        scores = measure(bench, sampler, seed).scores
+        kept[key_of(variant, seed, sampler)] = {k: v[0] if isinstance(v, tuple) else v for k, v in scores.items()}
+        runs.write_whole(KEPT, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    jax.clear_caches()
+
+
+def study(names: list[str]) -> list[str]:
+    """Do what is missing, seed by seed, so that every claim has numbers early; the commands of runs that failed."""
+    kept, needed, failed = read_kept(), {}, []
+    for arm in (arm for name in names for arm in CLAIMS[name].arms):
+        needed.setdefault(arm.variant, {})[arm.sampler] = None
+    jobs = [(v, seed, [s for s in needed[v] if key_of(v, seed, s) not in kept]) for seed in SEEDS for v in needed]
+    for variant, seed, samplers in tqdm([job for job in jobs if job[2]], desc="claims", unit="run"):
+        has_teacher = variant != "distilled" or make_run("base", seed)
+        if has_teacher and make_run(variant, seed):
+            measure_run(variant, seed, samplers, kept)
+        else:
+            failed.append(command_of(variant, seed))
+    return failed
+
+
+# The report
+
+T = 2.92  # Student's, one-sided 5%, of three seeds
+MARGIN = 0.05  # of valid texts, within which two are as good as each other
+
+
+def scores_of(kept: Kept, arm: Arm, score: str) -> dict[int, float]:
+    """Of an arm in every seed that was measured."""
+    keys = {seed: key_of(arm.variant, seed, arm.sampler) for seed in SEEDS}
+    return {seed: kept[key][score] for seed, key in keys.items() if key in kept}
+
+
+def verdict(claim: Claim, kept: Kept) -> str:
+    """By the differences of two arms in the same seeds."""
+    bounds, by_label = [], {arm.label: arm for arm in claim.arms}
+    for score, pairs in claim.orders.items():
+        for pair in pairs:
+            more, less = (scores_of(kept, by_label[label], score) for label in pair)
+            both = more.keys() & less.keys()
+            if len(both) < len(SEEDS):
+                return f"not yet run ({len(both)} of {len(SEEDS)} seeds)"
+            mean, error = mean_and_error([more[seed] - less[seed] for seed in both])
+            bounds.append((mean - T * error, mean + T * error))
+    least = -MARGIN if claim.as_good else 0.0
+    if any(high < least for _, high in bounds):
+        return "does not hold at this scale"
+    return "holds" if all(low > least for low, _ in bounds) else "inconclusive"
+
+
+def shown(name: str, values: dict[int, float]) -> str:
+    if not values:
+        return "-"
+    mean, error = mean_and_error(list(values.values()))
+    return f"{100 * mean:.1f} ± {100 * error:.1f}%" if name == VALID_TEXTS else f"{mean:.3f} ± {error:.3f}"
+
+
+def picture(claim: Claim, kept: Kept, file: Path):
+    """A panel for each score: the mean of every arm with its standard error, and the seeds as dots."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    n, labels = len(claim.orders), [arm.label for arm in claim.arms]
+    canvas, axes = plt.subplots(1, n, figsize=(1.6 + 4 * n, 1.1 + 0.3 * len(labels)), layout="constrained", squeeze=False)
+    for axis, score in zip(axes[0], claim.orders, strict=True):
+        for y, arm in enumerate(claim.arms):
+            if values := list(scores_of(kept, arm, score).values()):
+                mean, error = mean_and_error(values)
+                axis.errorbar(mean, y, xerr=error, fmt="o", color="C0", capsize=3)
+                axis.plot(values, [y] * len(values), ".", color="0.6", ms=4, zorder=0)
+        axis.set(xlabel=score, yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5))
+        axis.grid(alpha=0.3)
+    canvas.suptitle(verdict(claim, kept), fontsize=9)
+    canvas.savefig(file, dpi=110)
+    plt.close(canvas)
+
+
+def table_of(claim: Claim, kept: Kept) -> list[str]:
+    """All arms, with more than what decides: a share of valid texts can be bought with dull ones."""
+    names = ["BLEU", "exact matches"] if "BLEU" in claim.orders else [VALID_TEXTS, EXACT_PERPLEXITY, ENTROPY]
+    lines = [f"| | {' | '.join(names)} | seeds |", f"|---|{'---:|' * (len(names) + 1)}"]
+    for arm in claim.arms:
+        found = [scores_of(kept, arm, name) for name in names]
+        lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {len(found[0])} |")
+    return lines
+
+
+def report(kept: Kept) -> str:
+    lines = ["| claim | in the paper | here |", "|---|---|---|"]
+    lines += [f"| [{c.says}](#{name}) | {c.where} | {verdict(c, kept)} |" for name, c in CLAIMS.items()]
+    for name, claim in CLAIMS.items():
+        lines += ["", f"### {name}", "", f"{claim.says} ({claim.where}): **{verdict(claim, kept)}**.", "", *table_of(claim, kept)]
+        variants = dict.fromkeys(arm.variant for arm in claim.arms)
+        lines += ["", *(f"`{command_of(variant, 0)}`  " for variant in variants), "", f"![](images/claim-{name}.png)"]
+    return "\n".join(lines)
+
+
+def write_report():
+    """Into RESULTS.md, in the place of the report before."""
+    kept, file = read_kept(), Path("RESULTS.md")
+    begin, end = "<!-- claims.py writes from here -->", "<!-- to here -->"
+    before, _, rest = file.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    runs.write_whole(file, f"{before}{begin}\n\n{report(kept)}\n\n{end}{after}")
+    for name, claim in CLAIMS.items():
+        picture(claim, kept, Path("images") / f"claim-{name}.png")
+        print(f"{name:14} {verdict(claim, kept)}")
+
+
+@dataclass(frozen=True)
+class Claims:
+    only: tuple[str, ...] = ()
+    """Claims to check; all by default."""
+    report: bool = False
+    """Train and measure nothing: only write the report."""
+
+
+def main():
+    asked = tyro.cli(Claims, description=__doc__)
+    with one_line():
+        if unknown := set(asked.only) - CLAIMS.keys():
+            raise Refused(f"--only {' '.join(sorted(unknown))}: unknown; known are {', '.join(CLAIMS)}")
+        train.huge_pages()
+        failed = [] if asked.report else study(list(asked.only or CLAIMS))
+        write_report()
+        if failed:
+            raise Refused(f"these did not finish: {'; '.join(failed)}. The same command tries them again.")
+
+
+if __name__ == "__main__":
+    main()
