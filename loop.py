@@ -91,7 +91,8 @@ def fit(
             saves = done % config.save_every == 0 or last or stopping
             validation = validate(state) if saves and not stopping else {}
             if done % config.log_every == 0 or saves:
-                progress.write(done, **validation)
+                with runs.saving(checkpoints, "metrics", OSError):
+                    progress.write(done, **validation)
             if saves:  # after the check in `write`: a broken state is never saved
                 runs.save(checkpoints, done, state, validation)
             if config.sample_every and done % config.sample_every == 0 and not last:

@@ -118,7 +118,7 @@ def plot_losses(directory: Path):
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_locator(NullLocator())
         axis.grid(alpha=0.3)
-    left.legend(frameon=False)
+    (left if left.lines else right).legend(frameon=False)
     figure.savefig(directory / "loss.png", dpi=120)
     plt.close(figure)
 
@@ -157,15 +157,18 @@ def finish_saving(manager: ocp.CheckpointManager):
 
 
 @contextmanager
-def saving(manager: ocp.CheckpointManager):
-    """A save that fails, now or in the background, ends the run with a word on what is safe."""
+def saving(manager: ocp.CheckpointManager, what: str = "a checkpoint", errors: type[Exception] = Exception):
+    """A save that fails, now or in the background, ends the run with a word on what is safe.
+
+    Orbax has no common class for what a full disk can raise; others have OSError.
+    """
     try:
         yield
-    except Exception as error:  # Orbax has no common class for what a full disk can raise.
+    except errors as error:
         manager.reload()
-        safe = f"the last good one is {manager.latest_step()}" if manager.latest_step() else "there is no earlier one"
+        safe = f"the last good checkpoint is {manager.latest_step()}" if manager.latest_step() else "there is no checkpoint yet"
         reason = str(error).strip().splitlines()[0][-200:]
-        raise Refused(f"a checkpoint could not be saved in {manager.directory} ({reason}); {safe}") from error
+        raise Refused(f"{what} could not be saved in {manager.directory.parent} ({reason}); {safe}") from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, likes: dict[str, Any]) -> dict[str, Any]:

@@ -124,12 +124,10 @@ def test_a_separate_decoder_finds_no_trace_of_hidden_tokens():
     assert_allclose(jnp.nanmedian(p), jax.nn.sigmoid(0.5), atol=0.05)
 
 
-VARIANTS = {
-    "adaln-zero": dict(conditioning="adaln-zero", prediction="v", bottleneck=0),
-    "gaussian": dict(embeddings="gaussian", prediction="eps", optimizer="adamw"),
-    "learned": dict(embeddings="learned", p_decode=0.5),
-    "table": dict(embeddings="table", times="uniform", grid="uniform"),
-    "separate": dict(decoder="separate", p_decode=0.0, decoder_steps=12),
+VARIANTS = {  # all choices, in few runs
+    "adaln-zero": dict(conditioning="adaln-zero", prediction="v", bottleneck=0, embeddings="gaussian", optimizer="adamw"),
+    "learned": dict(embeddings="learned", times="uniform", grid="uniform", p_decode=0.5),
+    "separate": dict(decoder="separate", p_decode=0.0, decoder_steps=12, prediction="eps"),
 }
 
 
@@ -146,6 +144,18 @@ def test_a_variant_trains_resumes_samples_and_is_scored(name, small, tmp_path, c
     capsys.readouterr()
     eval.Samples(run=str(config.directory), num_samples=8, how=eval.Settings(steps=2))()
     assert "valid texts" in capsys.readouterr().out
+
+
+def test_tables_are_the_encoders_own_or_random_and_are_kept_with_the_run(small, stories, tmp_path):
+    configs = [dataclasses.replace(small, embeddings=kind, runs=tmp_path, name=kind) for kind in ("table", "gaussian")]
+    own, random = (train.load_encoder(config, stories, config.directory) for config in configs)
+    encoder = train.load_encoder(small, stories, small.directory)
+    assert_array_equal(own.embed, ablations.unit(encoder.embed))
+    assert own.embed.shape == random.embed.shape and jnp.abs(jnp.corrcoef(own.embed.ravel(), random.embed.ravel())[0, 1]) < 0.1
+    for config, table in zip(configs, (own, random), strict=True):
+        train.keep_embedding(config, stories, data.make_embedder(table, stories.rows, by_channel=False, sample=64))
+        other = dataclasses.replace(config, seed=7)  # as in a round of distillation
+        assert_array_equal(train.load_encoder(other, stories, config.directory).embed, table.embed)
 
 
 def test_choices_bring_their_settings():

@@ -74,8 +74,8 @@ def test_a_full_disk_ends_the_run_with_a_word_on_what_is_safe(small, tmp_path):
         process, said = start(config, logs=tmp_path)
         assert process.wait(timeout=240) == 1
         (complaint,) = (line for line in said.read_text().splitlines() if line.startswith("error: "))
-        assert "could not be saved" in complaint and "No space left" in complaint and "the last good one is" in complaint
-        safe = int(complaint.split("the last good one is ")[1])
+        assert "could not be saved" in complaint and "No space left" in complaint
+        safe = int(complaint.split("the last good checkpoint is ")[1])
         assert safe == saved_step(config) > 0
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         process, said = start(dataclasses.replace(config, keep=1), logs=tmp_path)
