@@ -10,6 +10,8 @@ between the two lines that name this file, and a picture for each claim in image
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -29,11 +31,11 @@ from errors import Refused, one_line
 from generate import Sampler
 from measure import bench_for, measure
 from mesh import make_mesh
-from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, mean_and_error
+from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, WORDS, mean_and_error
 
 SEEDS = (0, 1, 2)  # of networks and noise; the encoder is the same for all
-BUDGET = "--steps 1200 --num-samples 0 --sample-every 0 --save-every 600"  # for every variant alike
-SAMPLES = 256
+BUDGET = "--steps 1000 --num-samples 0 --sample-every 0 --save-every 500"  # for every variant alike
+SAMPLES = 512
 TWO_STAGE = "--decoder separate --conditioning adaln-zero"  # the paper's setting for prediction targets
 VARIANTS = {
     "base": "",
@@ -51,12 +53,12 @@ VARIANTS = {
     **{f"bottleneck-{n}": f"--bottleneck {n}" for n in (8, 32)},
     **{f"decode-{p}": f"--p-decode {p}" for p in (0.05, 0.5, 0.8)},
     "adaln-zero": "--conditioning adaln-zero",
-    **{f"adamw-{rate:g}": f"--optimizer adamw --learning-rate {rate:g}" for rate in (5e-4, 2e-3)},
-    "uniform": "--times uniform",
+    **{f"adamw-{rate:g}": f"--optimizer adamw --learning-rate {rate:g}" for rate in (1e-3, 3e-3)},
     "translate": "--data translate",
     "distilled": "--steps 100",  # in each of the five rounds of distill.py; "base" is the teacher
 }
 ODE, SDE = Sampler(64, 1.0, 1.0, 0.0), Sampler(64, 1.0, 1.0, 1.0)
+RELEASED = dataclasses.replace(SDE, form="released")  # as the authors' code, which goes on from the re-noised state
 
 
 class Arm(NamedTuple):
@@ -82,10 +84,10 @@ def arms(variants: str, sampler: Sampler = SDE) -> list[Arm]:
     return [Arm(name, name, sampler) for name in variants.split()]
 
 
-def vary(label: str, values, variant: str = "base", sampler: Sampler = SDE) -> list[Arm]:
+def vary(label: str, values, variant: str = "base", sampler: Sampler = SDE, note: str = "") -> list[Arm]:
     """The same network with other settings of its sampler."""
     field = {"γ": "gamma"}.get(label, label)
-    return [Arm(f"{label} {v:g}", variant, dataclasses.replace(sampler, **{field: float(v)})) for v in values]
+    return [Arm(f"{label} {v:g}{note}", variant, dataclasses.replace(sampler, **{field: float(v)})) for v in values]
 
 
 def at_steps(sampler: Sampler, name: str, variant: str, steps) -> list[Arm]:
@@ -97,6 +99,7 @@ def each(first: str, second: str, steps) -> list[tuple[str, str]]:
 
 
 FEW = (4, 8, 16)
+KINDS = {"SDE": SDE, "SDE as released": RELEASED, "ODE": ODE}
 DISTILLED = (1, 2, 4, 8)
 STUDENT = Sampler(1, paper.ROUNDS_SAMPLING[1].w, 1.0, paper.ROUNDS_SAMPLING[1].gamma)
 UNIFORM = dataclasses.replace(ODE, grid="uniform")
@@ -124,8 +127,8 @@ CLAIMS = {
     "samplers": Claim(
         "With few steps, the SDE is better than the ODE",
         "Fig. 5c",
-        at_steps(SDE, "SDE", "base", FEW) + at_steps(ODE, "ODE", "base", FEW),
-        {VALID_TEXTS: each("SDE", "ODE", FEW)},
+        [arm for name, s in KINDS.items() for arm in at_steps(s, name, "base", FEW)],
+        {VALID_TEXTS: each("SDE", "ODE", FEW) + each("SDE as released", "ODE", FEW)},
     ),
     "sizes": Claim(
         "A larger network is better",
@@ -137,7 +140,7 @@ CLAIMS = {
         "Predicting v is better than noise and, for wide embeddings, x better than v",
         "Fig. 11",
         arms("x-128 v-128 eps-128 x-256 v-256 eps-256", ODE),
-        {VALID_TEXTS: [("v-128", "eps-128"), ("x-256", "v-256"), ("v-256", "eps-256")]},
+        {VALID_TEXTS: [("x-128", "eps-128"), ("v-128", "eps-128"), ("x-256", "v-256"), ("v-256", "eps-256")]},
     ),
     "bottleneck": Claim(
         "A bottleneck of a quarter of the embeddings' width is best",
@@ -161,14 +164,8 @@ CLAIMS = {
     "optimizers": Claim(
         "Muon is better than AdamW in as many steps",
         "Fig. 15",
-        [Arm("muon", "base", SDE), *arms("adamw-0.0005 adamw-0.002")],
-        {VALID_TEXTS: [("muon", "adamw-0.0005"), ("muon", "adamw-0.002")]},
-    ),
-    "times": Claim(
-        "Training at logit-normal times is better than at uniform ones (the paper's choice, not compared there)",
-        "App. C.1",
-        [Arm("logit-normal", "base", SDE), *arms("uniform")],
-        {VALID_TEXTS: [("logit-normal", "uniform")]},
+        [Arm("muon", "base", SDE), *arms("adamw-0.001 adamw-0.003")],
+        {VALID_TEXTS: [("muon", "adamw-0.001"), ("muon", "adamw-0.003")]},
     ),
     "schedules": Claim(
         "Steps at logit-normal times are better than at uniform ones, most of all with few of them",
@@ -179,8 +176,8 @@ CLAIMS = {
     "gamma": Claim(
         "Noise re-injected while sampling lowers perplexity and, somewhat, entropy",
         "Fig. 16b",
-        vary("γ", (0, 1, 2)),
-        {EXACT_PERPLEXITY: [("γ 0", "γ 2")], ENTROPY: [("γ 0", "γ 2")]},
+        vary("γ", (0, 1, 2)) + vary("γ", (1, 2), sampler=RELEASED, note=" as released"),
+        {score: [("γ 0", "γ 2"), ("γ 0", "γ 2 as released")] for score in (EXACT_PERPLEXITY, ENTROPY)},
     ),
     "cfg": Claim(
         "Guidance by the source is best near 2",
@@ -228,7 +225,12 @@ def make_run(variant: str, seed: int) -> bool:
     """Train a variant, or go on with it; whether it is finished."""
     command, run = command_of(variant, seed), run_of(variant, seed)
     tqdm.write(command)
-    subprocess.run([sys.executable, *command.split()[1:]])
+    child = subprocess.Popen([sys.executable, *command.split()[1:]])
+    try:
+        child.wait()
+    finally:  # Interrupted, it saves before it ends.
+        child.terminate()
+        child.wait()
     if not (run / "config.json").exists():
         return False
     return runs.open_checkpoints(run, keep=None).latest_step() == runs.read_config(run).steps
@@ -271,28 +273,48 @@ def scores_of(kept: Kept, arm: Arm, score: str) -> dict[int, float]:
     return {seed: kept[key][score] for seed, key in keys.items() if key in kept}
 
 
-def verdict(claim: Claim, kept: Kept) -> str:
-    """By the differences of two arms in the same seeds."""
-    bounds, by_label = [], {arm.label: arm for arm in claim.arms}
-    for score, pairs in claim.orders.items():
-        for pair in pairs:
-            more, less = (scores_of(kept, by_label[label], score) for label in pair)
-            both = more.keys() & less.keys()
-            if len(both) < len(SEEDS):
-                return f"not yet run ({len(both)} of {len(SEEDS)} seeds)"
-            mean, error = mean_and_error([more[seed] - less[seed] for seed in both])
-            bounds.append((mean - T * error, mean + T * error))
+HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold at this scale", "inconclusive", "not yet run"
+
+
+class Difference(NamedTuple):
+    """Between two arms in the same seeds."""
+
+    score: str
+    pair: tuple[str, str]
+    values: list[float]
+    """In each seed."""
+    verdict: str
+
+
+def differences(claim: Claim, kept: Kept) -> list[Difference]:
+    """What a claim says, pair by pair."""
+    found, by_label = [], {arm.label: arm for arm in claim.arms}
     least = -MARGIN if claim.as_good else 0.0
-    if any(high < least for _, high in bounds):
-        return "does not hold at this scale"
-    return "holds" if all(low > least for low, _ in bounds) else "inconclusive"
+    for score, pair in ((score, pair) for score, pairs in claim.orders.items() for pair in pairs):
+        more, less = (scores_of(kept, by_label[label], score) for label in pair)
+        values = [more[seed] - less[seed] for seed in SEEDS if seed in more and seed in less]
+        judged = f"{NOT_RUN} ({len(values)} of {len(SEEDS)} seeds)"
+        if len(values) == len(SEEDS):
+            mean, error = mean_and_error(values)
+            judged = HOLDS if mean - T * error > least else FAILS if mean + T * error < least else OPEN
+        found.append(Difference(score, pair, values, judged))
+    return found
 
 
-def shown(name: str, values: dict[int, float]) -> str:
+def verdict(claim: Claim, kept: Kept) -> str:
+    """A claim holds if all that it says does, and does not if any of it does not."""
+    judged = [difference.verdict for difference in differences(claim, kept)]
+    missing = [each for each in judged if each.startswith(NOT_RUN)]
+    return min(missing) if missing else next((each for each in (FAILS, OPEN) if each in judged), HOLDS)
+
+
+def shown(name: str, values: list[float], sign: str = "") -> str:
     if not values:
         return "-"
-    mean, error = mean_and_error(list(values.values()))
-    return f"{100 * mean:.1f} ± {100 * error:.1f}%" if name == VALID_TEXTS else f"{mean:.3f} ± {error:.3f}"
+    mean, error = mean_and_error(values)
+    if name in (VALID_TEXTS, "exact matches"):
+        return f"{100 * mean:{sign}.1f} ± {100 * error:.1f}%"
+    return f"{mean:{sign}.3f} ± {error:.3f}"
 
 
 def picture(claim: Claim, kept: Kept, file: Path):
@@ -319,11 +341,14 @@ def picture(claim: Claim, kept: Kept, file: Path):
 
 def table_of(claim: Claim, kept: Kept) -> list[str]:
     """All arms, with more than what decides: a share of valid texts can be bought with dull ones."""
-    names = ["BLEU", "exact matches"] if "BLEU" in claim.orders else [VALID_TEXTS, EXACT_PERPLEXITY, ENTROPY]
+    names = ["BLEU", "exact matches"] if "BLEU" in claim.orders else [VALID_TEXTS, EXACT_PERPLEXITY, ENTROPY, WORDS]
     lines = [f"| | {' | '.join(names)} | seeds |", f"|---|{'---:|' * (len(names) + 1)}"]
     for arm in claim.arms:
-        found = [scores_of(kept, arm, name) for name in names]
+        found = [list(scores_of(kept, arm, name).values()) for name in names]
         lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {len(found[0])} |")
+    lines += ["", "| difference | of | mean ± standard error | |", "|---|---|---:|---|"]
+    for score, (more, less), values, judged in differences(claim, kept):
+        lines.append(f"| {more} − {less} | {score} | {shown(score, values, '+')} | {judged} |")
     return lines
 
 
@@ -359,10 +384,12 @@ class Claims:
 
 def main():
     asked = tyro.cli(Claims, description=__doc__)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with one_line():
         if unknown := set(asked.only) - CLAIMS.keys():
             raise Refused(f"--only {' '.join(sorted(unknown))}: unknown; known are {', '.join(CLAIMS)}")
         train.huge_pages()
+        os.chdir(Path(__file__).parent)
         failed = [] if asked.report else study(list(asked.only or CLAIMS))
         write_report()
         if failed:

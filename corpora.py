@@ -81,8 +81,10 @@ class Corpus:
 
     def summary(self) -> str:
         """One line on what the rows were made of."""
-        parts = [f"{n:,} {what}" for what, n in self.counts["train"].items() if n]
-        return f"{', '.join(parts)}; {self.counts['validation']['rows']:,} held out; {len(self.tokenizer):,} kinds of tokens"
+        train, held_out = (
+            ", ".join(f"{n:,} {what}" for what, n in self.counts[split].items() if n) for split in ("train", "validation")
+        )
+        return f"{train}; held out: {held_out}; {len(self.tokenizer):,} kinds of tokens"
 
     def fingerprint(self) -> str:
         """What tells that the rows are those of an earlier time."""
@@ -96,7 +98,7 @@ def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path, split: S
         identity = [Path(module.__file__).read_text() for module in (grammar, tasks)]
     else:
         files, tokens = sources.find(name, EMBEDDED), tokenizer_place(tokenizer)
-        identity = [content_of(chain(*files.values())), content_of(tokens.glob("*token*"))]
+        identity = [content_of(chain(*files.values())), content_of(f for f in tokens.iterdir() if is_of_tokenizer(f))]
     directory = cache / f"rows-{digest([FORMAT, name, layout, identity])}"
     with only_one(directory) as place:
         if place and embedded:
@@ -126,7 +128,9 @@ def digest(what) -> str:
 
 
 def content_of(files: Iterable[Path]) -> list:
-    """What tells that files are still the same, without reading them; downloads from the hub link to a name that tells it."""
+    """What tells that files (and those in directories) are still the same, without reading them; downloads from the hub link to a
+    name that tells it."""
+    files = chain.from_iterable(sorted(f.rglob("*")) if f.is_dir() else [f] for f in files)
     return sorted((str(f), f.stat().st_size, f.resolve().name if f.is_symlink() else f.stat().st_mtime_ns) for f in files)
 
 
@@ -163,12 +167,9 @@ def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Examp
                 told["rows"] += len(some.s)
                 with_sources |= {bool(prefix) for prefix in some.prefix[:1]}
         if not told["rows"]:
-            remedy = (
-                "lower --length, or give --no-pack"
-                if layout.pack
-                else "give more texts; of fewer than 100, none is held out by itself"
-            )
-            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; {remedy}")
+            remedy = f"{'lower --length, or give --no-pack or' if layout.pack else 'give'} more texts"
+            why = "of fewer than 100, none is held out by itself"
+            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; {remedy} ({why})")
         if len(with_sources) > 1:
             raise Refused(f"texts have sources in one split and none in another ({', '.join(texts)}): give all of them sources")
     tokenizer.save_pretrained(directory / "tokenizer")
@@ -204,6 +205,10 @@ def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None, s
 
 
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # what holds its tokens, in one form or another
+
+
+def is_of_tokenizer(file: Path) -> bool:
+    return "token" in file.name or file.name in (*TOKENIZER_FILES, "merges.txt")
 
 
 def is_scratch(encoder: str) -> bool:

@@ -178,9 +178,7 @@ class FigureCommand(OfRuns):
         benches = [self.bench(run, self.form) for run in self.run]
         figure = FIGURES[self.name](benches, self.seeds)
         out = self.out or benches[0].trained.directory / "figures" / self.name
-        figures.draw(figure, out.with_suffix(".png"))
-        tables.write(figure.table, out)
-        print(out.with_suffix(".png"))
+        figures.write(figure, out)
 
 
 @dataclass(frozen=True)
@@ -204,8 +202,8 @@ class Trajectory(OfRun):
             raise Refused("--samples and --frames: must be at least 1")
         mesh = make_mesh(self.mesh, 0)
         found = self.load(self.run)
-        sampler, corpus = self.how.sampler(found.config), found.corpus(self.split)
-        key, asked = generate.sampling_key(self.seed), found.asked(corpus, mesh)
+        sampler, key = self.how.sampler(found.config), generate.sampling_key(self.seed)
+        asked = found.asked(found.corpus(self.split), mesh) if found.config.source_length else None
         args = (found.config, sampler, found.model, found.tokenizer, self.samples, key, mesh, asked)
         with jax.set_mesh(mesh):
             followed = generate.trajectories(*args, frames=self.frames)
@@ -233,9 +231,7 @@ class Compare(OfRuns):
     def __call__(self):
         benches = [self.bench(run, self.how.form) for run in self.runs]
         figure = figures.compare(benches, self.seeds, [self.how.sampler(bench.trained.config) for bench in benches])
-        figures.draw(figure, self.out.with_suffix(".png"))
-        tables.write(figure.table, self.out)
-        print(self.out.with_suffix(".png"))
+        figures.write(figure, self.out)
 
 
 Command = (

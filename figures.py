@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import paper
+import tables
 from errors import Refused
 from generate import Sampler
 from measure import Bench, over_seeds
@@ -165,6 +166,13 @@ FIGURES: dict[str, Callable[[Sequence[Bench], Sequence[int]], Figure]] = {
     "cfg": cfg,
     "trade-off": trade_off,
 }
+
+
+def write(figure: Figure, out: Path):
+    """Draw a figure, and write its numbers beside it: files named `out`, with an ending each."""
+    draw(figure, Path(f"{out}.png"))
+    tables.write(figure.table, out)
+    print(f"{out}.png")
 
 
 def draw(figure: Figure, file: Path):

@@ -16,7 +16,7 @@ def fetch(name: str, flag: str, files: list[str], kind: str = "model", revision:
     try:
         return Path(snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=files))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise Refused(
             f"{flag} {name}: no such directory here, and no {kind} of that name could be had from the hub ({reason}); "
             f"give the path of a local directory with {holding or ', '.join(files)}"

@@ -14,6 +14,7 @@ import runs
 from corpora import Corpus, Split, digest
 from generate import Asked, Form, Sampler
 from judges import Judge, judge_of
+from mesh import is_chief
 from metrics import Score
 from trained import Trained
 
@@ -74,7 +75,8 @@ def measure(bench: Bench, sampler: Sampler, seed: int = 0) -> Measured:
         )
     scores, each = bench.judge.judge(texts)
     found = dict(settings=settings, scores=scores, texts=texts, each=each)
-    runs.write_whole(file, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    if is_chief():
+        runs.write_whole(file, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
     return Measured(texts, scores, each)
 
 

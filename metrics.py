@@ -7,6 +7,7 @@ import grammar
 
 Score = float | tuple[float, float]  # a number, or a mean over texts and its standard error
 EXACT_PERPLEXITY, VALID_TEXTS, ENTROPY = "exact perplexity of valid texts", "valid texts", "unigram entropy (nats)"
+WORDS = "words per text"
 
 
 def unigram_entropy(texts_words: list[list]) -> float:
@@ -47,7 +48,7 @@ def grammar_scores(rules: grammar.Grammar, texts: list[str]) -> dict[str, Score]
         VALID_TEXTS: sum(p > -math.inf for p in log_p) / len(texts),
         EXACT_PERPLEXITY: math.exp(nll / valid_words) if valid_words else math.inf,
         ENTROPY: unigram_entropy(words),
-        "words per text": sum(map(len, words)) / len(texts),
+        WORDS: sum(map(len, words)) / len(texts),
         **distinct_scores(texts, words),
     }
 
@@ -89,7 +90,7 @@ def text_scores(texts: list[str]) -> dict[str, Score]:
     words = [text.split() for text in texts]
     return {
         ENTROPY: unigram_entropy(words),
-        "words per text": sum(map(len, words)) / len(texts),
+        WORDS: sum(map(len, words)) / len(texts),
         **distinct_scores(texts, words),
     }
 

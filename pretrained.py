@@ -12,7 +12,9 @@ import numpy as np
 import optax
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.flax import load_file
+from safetensors.numpy import save_file
 
 from attention import attend_biased
 from elf import ELF, Linear, RMSNorm
@@ -254,6 +256,15 @@ def t5_config(encoder: T5Encoder) -> dict:
     )
 
 
+def read_tensors(directory: Path) -> dict[str, np.ndarray]:
+    """The weights of a Hugging Face directory, bfloat16 ones too."""
+    try:
+        tensors = load_file(directory / "model.safetensors")
+    except SafetensorError as error:  # cut off while downloading, or only the pointer of a large file
+        raise Refused(f"{directory}/model.safetensors: not whole, or not of that format ({error})") from None
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}
+
+
 def load_t5(directory: Path) -> T5Encoder:
     """The encoder of a Hugging Face T5 directory. Every tensor must be there and fit."""
     config = json.loads((directory / "config.json").read_text())
@@ -261,7 +272,7 @@ def load_t5(directory: Path) -> T5Encoder:
         kind = f"{config.get('model_type')}, {config.get('feed_forward_proj')}"
         raise Refused(f"{directory}: not a T5 (its configuration says {kind}), whose layers are relu or gated-gelu")
     like = jax.eval_shape(lambda: t5_from_config(config, jax.random.key(0)))
-    tensors = load_file(directory / "model.safetensors")
+    tensors = read_tensors(directory)
     tensors = {k: v for k, v in tensors.items() if not k.startswith(("decoder.", "lm_head."))}  # of whole T5s
     tensors.pop("encoder.embed_tokens.weight", None)  # a copy of shared.weight
     return fill(like, t5_names(like), tensors, f"{directory}/model.safetensors", turned)
@@ -369,9 +380,11 @@ GPT2_NAMES = {
 def load_gpt2(directory: Path) -> GPT2:
     """A Hugging Face GPT-2 directory. Every tensor must be there and fit."""
     config = json.loads((directory / "config.json").read_text())
+    if config.get("model_type") != "gpt2":
+        raise Refused(f"{directory}: not a GPT-2 (its configuration says {config.get('model_type')})")
     sizes = [config[name] for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")]
     like = jax.eval_shape(lambda: GPT2(*sizes, key=jax.random.key(0)))
-    tensors = {k.removeprefix("transformer."): v for k, v in load_file(directory / "model.safetensors").items()}
+    tensors = {k.removeprefix("transformer."): v for k, v in read_tensors(directory).items()}
     masks = (".attn.bias", ".attn.masked_bias")  # of causal attention, kept as tensors; lm_head is a copy of wte
     tensors = {k: v for k, v in tensors.items() if not k.endswith(masks) and k != "lm_head.weight"}
     return fill(like, GPT2_NAMES, tensors, f"{directory}/model.safetensors")

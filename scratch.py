@@ -102,8 +102,7 @@ def texts_to_learn(rows: Rows, most: int = 300_000) -> tuple[np.ndarray, np.ndar
     s, length, prefix = (np.asarray(a[:most]) for a in rows)
     position = np.minimum(prefix[:, None] + np.arange(s.shape[1]), s.shape[1] - 1)
     texts = np.take_along_axis(s, position, axis=1)
-    rows, lengths = np.concatenate([s, s, texts]), np.concatenate([length, prefix, length - prefix]) - 1
-    return rows[lengths > 0], lengths[lengths > 0]
+    return np.concatenate([s, s, texts]), np.concatenate([length, prefix, length - prefix]) - 1
 
 
 def pad(rows: list[list[int]], length: int) -> np.ndarray:
@@ -147,10 +146,10 @@ def train_encoder(
         updates, state = optimizer.update(grads, state, model)
         return optax.apply_updates(model, updates), state, value
 
-    state = optimizer.init(model)
+    state, usable = optimizer.init(model), np.flatnonzero(lengths > 0)
     for i in (bar := trange(steps, desc="encoder", unit="step")):
         rng = np.random.default_rng([seed, i])
-        chosen = rng.choice(len(rows), batch, replace=False)
+        chosen = usable[rng.choice(len(usable), min(batch, len(usable)), replace=False)]
         pairs = [corrupt_spans(rng, rows[j, : lengths[j]].tolist(), sentinels, eos, density, mean_span) for j in chosen]
         source, target = pad([a for a, _ in pairs], source_length), pad([b for _, b in pairs], target_length)
         model, state, value = step(model, state, source, target)

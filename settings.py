@@ -69,7 +69,7 @@ class TrainConfig:
     clip: float = 1.0
     """Largest global norm of a gradient."""
     ema: float = 0.9999
-    """Decay of the averaged weights, which are the ones sampled from."""
+    """Decay of the averaged weights, which are the ones sampled from; less where training is shorter than what is averaged."""
 
     times: Literal["logit-normal", "uniform"] = "logit-normal"
     """Distribution of the time of a denoised row."""
@@ -154,6 +154,11 @@ class TrainConfig:
     @property
     def directory(self) -> Path:
         return self.runs / (self.name or f"{Path(self.data).stem}-{self.model}")
+
+    @property
+    def ema_decay(self) -> float:
+        """An average over more steps than there are would be of what training began with: then it is over a tenth of them."""
+        return self.ema if self.steps * (1 - self.ema) > 1 else max(0.0, 1 - 10 / self.steps)
 
     def as_json(self) -> dict[str, Any]:
         return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
@@ -266,6 +271,8 @@ def check(config: TrainConfig):
         raise Refused("--embeddings learned: only without sources, which would need embeddings before ELF has learned them")
     if config.preflight and (config.embeddings != "encoder" or config.decoder == "separate"):
         raise Refused("--preflight: only for embeddings from an encoder and a decoder shared with the network")
+    if Path(config.name).is_absolute():
+        raise Refused(f"--name {config.name}: a name inside the directory that --runs gives, not a path of its own")
     if config.batch % config.accumulate:
         raise Refused(f"--accumulate {config.accumulate} does not divide --batch {config.batch}")
     if not 0 <= config.source_length < config.length:

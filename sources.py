@@ -47,7 +47,7 @@ HUB = {
     "xsum": dict(train="EdinburghNLP/xsum", revision="refs/convert/parquet"),
     "xsum-t5": dict(train=f"{RELEASED}/xsum_train_t5", validation=f"{RELEASED}/xsum_validation_t5"),
 }
-SPLITS = dict(train="train", validation="validation|valid|val|dev", test="test")
+SPLITS = dict(train="train|training", validation="validation|valid|val|dev", test="test")
 HELD_OUT = 2_000  # at most, where there is no split for it
 VALIDATED = 20_000  # at most, where there is
 
@@ -171,7 +171,7 @@ def read_lines(file: Path, record_of: Callable[[str], dict]) -> Iterator[dict | 
         for line in filter(bytes.strip, lines):
             try:
                 yield record_of(line.decode("utf-8-sig").strip())
-            except ValueError:  # not UTF-8, or not JSON
+            except (ValueError, RecursionError):  # not UTF-8, or not JSON
                 yield None
 
 

@@ -11,6 +11,7 @@ import runs
 from errors import Refused
 from generate import Sampler
 from measure import Bench, over_seeds
+from mesh import is_chief
 from metrics import Score, shown
 from trained import Trained, history
 
@@ -39,10 +40,11 @@ class Table(NamedTuple):
 
 
 def write(table: Table, out: Path):
-    """Print a table, and write it as Markdown and CSV."""
-    runs.write_whole(out.with_suffix(".md"), table.markdown())
-    runs.write_whole(out.with_suffix(".csv"), table.csv())
-    print(f"{table.text()}\n\n{out.with_suffix('.md')}\n{out.with_suffix('.csv')}")
+    """Print a table, and write it as Markdown and CSV: files named `out`, with an ending each."""
+    if is_chief():
+        runs.write_whole(Path(f"{out}.md"), table.markdown())
+        runs.write_whole(Path(f"{out}.csv"), table.csv())
+        print(f"{table.text()}\n\n{out}.md\n{out}.csv")
 
 
 def number(score: Score | None) -> str:

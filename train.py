@@ -176,7 +176,7 @@ def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll
         grads = jax.lax.with_sharding_constraint(grads, split(grads, mesh, ALL))  # From here on, every device does its part.
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
-        ema = jax.tree.map(lambda e, m: config.ema * e + (1 - config.ema) * m, state.ema, model)
+        ema = jax.tree.map(lambda e, m: config.ema_decay * e + (1 - config.ema_decay) * m, state.ema, model)
         return State(state.step + 1, model, ema, optimizer_state), found_in(sums) | dict(grad_norm=optax.tree.norm(grads))
 
     return step

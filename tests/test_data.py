@@ -1,5 +1,6 @@
 """From text to rows to batches to clean embeddings."""
 
+import dataclasses
 from collections import Counter
 
 import jax
@@ -147,7 +148,11 @@ def test_span_corruption_loses_nothing(n, seed, density):
 
 
 def test_the_scratch_encoder_is_trained_once_and_then_read_back(stories, tmp_path):
+    """Of fewer texts than a batch has, too, and with empty and short ones among them."""
     recipe = data.RECIPE | dict(steps=3, batch=8)
+    few = Rows(*(np.array(part[:6]) for part in stories.rows))
+    few.length[:2] = 1, 2
+    stories = dataclasses.replace(stories, rows=few)
     first = data.scratch_encoder("scratch", stories, tmp_path, **recipe)
     (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
     stamp = (directory / "model.safetensors").stat().st_mtime_ns

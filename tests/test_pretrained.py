@@ -25,6 +25,8 @@ def test_t5_matches_hugging_face_for_padding_and_prefix_masks(encoder, mask, hid
     sees = g[mask] > 0
     sees = jnp.broadcast_to(sees if sees.ndim == 3 else sees[:, None, :], (*s.shape, s.shape[1]))
     assert_allclose(encoder(s, sees), g[hidden], atol=1e-4)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), encoder)(s, sees)
+    assert half.dtype == jnp.bfloat16 and jnp.linalg.norm(half - g[hidden]) < 0.04 * np.linalg.norm(g[hidden])
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -50,11 +52,24 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
             pretrained.load_t5(tmp_path / "t5")
 
 
+def test_weights_may_be_bfloat16_but_have_to_be_whole(encoder, tmp_path):
+    shutil.copytree(GOLDEN / "t5", tmp_path / "t5")
+    file, good = tmp_path / "t5" / "model.safetensors", load_file(GOLDEN / "t5" / "model.safetensors")
+    save_file({k: v.astype(jnp.bfloat16) for k, v in good.items()}, file)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0.01), pretrained.load_t5(tmp_path / "t5"), encoder)
+    for content in (file.read_bytes()[:5_000], b"version https://git-lfs.github.com/spec/v1\n"):
+        file.write_bytes(content)
+        with pytest.raises(Refused, match=r"model.safetensors: not whole, or not of that format"):
+            pretrained.load_t5(tmp_path / "t5")
+
+
 def test_what_is_not_a_t5_is_refused(tmp_path):
     for config in (dict(model_type="gpt2"), dict(model_type="t5", feed_forward_proj="gated-silu")):
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(Refused, match="not a T5"):
             pretrained.load_t5(tmp_path)
+    with pytest.raises(Refused, match="not a GPT-2"):
+        pretrained.load_gpt2(GOLDEN / "t5")
 
 
 def test_gpt2_matches_hugging_face():

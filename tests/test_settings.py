@@ -1,5 +1,6 @@
 """What a command stands for, and how a bad one is refused."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         (["--process-id", "9"], "--process-id 9: must be one of the 1 --processes"),
         (["--processes", "2"], "--processes 2: they find each other through a --coordinator"),
         (["--runs", "/proc/elf"], "/proc/elf/stories-desk: cannot write there"),
+        (["--name", "/tmp/run"], "--name /tmp/run: a name inside the directory that --runs gives"),
         (["--w-min", "0"], "guidance scales must be positive"),
         (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
         (["--length", "8"], "do not fit into rows of 8: raise --length"),
@@ -64,6 +66,14 @@ def test_bad_input_gets_one_line_and_a_failing_exit(flags, complaint, tmp_path, 
         train.main()
     message = str(exit.value.code)
     assert message.startswith("error: ") and complaint in message and "\n" not in message
+
+
+def test_averages_are_never_longer_than_training():
+    """The paper's and our own presets average as they say; what is cut short does not average what it began with."""
+    assert all(preset.ema_decay == preset.ema for preset in settings.PRESETS.values())
+    cut = dataclasses.replace(settings.PRESETS["xsum"], steps=398)
+    assert cut.ema_decay**cut.steps < 1e-4
+    assert dataclasses.replace(cut, steps=5).ema_decay == 0
 
 
 def test_an_unknown_flag_is_refused(monkeypatch, capsys):

@@ -66,6 +66,9 @@ def test_kinds_of_files_hold_the_same_texts(tmp_path):
         assert held_out == [Example(texts[99])]
         assert train == [Example(text) for text in texts[:99]]
     assert [len(read(tmp_path / "splits", split)[0]) for split in ("train", "validation")] == [100, 3]
+    before = corpora.content_of([tmp_path / "saved"])
+    datasets.Dataset.from_dict(dict(text=texts[1:])).save_to_disk(tmp_path / "saved")
+    assert corpora.content_of([tmp_path / "saved"]) != before
 
 
 def test_a_directory_tells_its_splits_by_names(tmp_path):
@@ -77,11 +80,11 @@ def test_a_directory_tells_its_splits_by_names(tmp_path):
 
 def test_what_cannot_be_used_is_counted(tmp_path):
     lines = [b'\xef\xbb\xbf{"text": "the cat"}', b'{"text": "\xff"}', b"{cut", b'{"other": 1}', b'{"text": " "}', b'{"text": 3}']
-    lines += [b"", b"[1]", b'{"text": "\\ud800"}', b'{"text": [3, "a"]}', b'{"source": "a", "target": "b"}']
+    lines += [b"", b"[1]", b'{"text": "\\ud800"}', b'{"text": [3, "a"]}', b'{"source": "a", "target": "b"}', b"[" * 100_000]
     (tmp_path / "bad.jsonl").write_bytes(b"\n".join(lines))
     found, told = read(tmp_path / "bad.jsonl")
     assert found == [Example("the cat")]
-    assert told == {"unreadable lines": 2, "records without a text (or its source)": 7}
+    assert told == {"unreadable lines": 3, "records without a text (or its source)": 7}
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", '{"source": "a"}\n'])
@@ -115,7 +118,7 @@ def test_directories_whose_splits_are_unclear_are_refused(names, complaint, tmp_
     with pytest.raises(Refused, match=complaint):
         sources.find(str(tmp_path))
     assert (
-        sources.split_of(Path("test/train-0.jsonl")) == "train"
+        sources.split_of(Path("test/train-0.jsonl")) == sources.split_of(Path("training.jsonl")) == "train"
         and sources.split_of(Path("validation/0000.parquet")) == "validation"
     )
 

@@ -1,0 +1,57 @@
+"""The study of the paper's claims: what it would run can be run, and its verdicts follow from the numbers."""
+
+import pytest
+
+import claims
+import distill
+import settings
+from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, WORDS
+
+BOTTLENECK = claims.CLAIMS["bottleneck"]
+
+
+def kept_of(claim, scores):
+    """What the study would have kept, from the share of valid texts of each arm in every seed."""
+    return {
+        claims.key_of(arm.variant, seed, arm.sampler): {EXACT_PERPLEXITY: 3.1, ENTROPY: 2.9, WORDS: 22.0, VALID_TEXTS: value}
+        for arm, values in zip(claim.arms, scores, strict=True)
+        for seed, value in zip(claims.SEEDS, values, strict=False)
+    }
+
+
+@pytest.mark.parametrize(
+    "scores, expected",
+    [
+        ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3, 0.41)], claims.HOLDS),
+        ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.6, 0.7, 0.81)], claims.FAILS),
+        ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.6, 0.3, 0.4)], claims.OPEN),
+        ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3)], "not yet run (2 of 3 seeds)"),
+        ([(), (), ()], "not yet run (0 of 3 seeds)"),
+    ],
+)
+def test_a_verdict_follows_from_differences_in_the_same_seeds(scores, expected):
+    """Seeds may differ much among themselves, as all arms have the same."""
+    kept = kept_of(BOTTLENECK, scores)
+    assert claims.verdict(BOTTLENECK, kept) == expected
+    assert expected in claims.report(kept)
+
+
+def test_as_good_means_not_worse_by_a_margin():
+    claim = claims.CLAIMS["conditioning"]
+    assert claims.verdict(claim, kept_of(claim, [(0.50, 0.51, 0.52), (0.51, 0.52, 0.53)])) == claims.HOLDS
+    assert claims.verdict(claim, kept_of(claim, [(0.50, 0.51, 0.52), (0.60, 0.61, 0.62)])) == claims.FAILS
+
+
+def test_every_variant_is_a_run_that_can_be_made():
+    for variant in {arm.variant for claim in claims.CLAIMS.values() for arm in claim.arms}:
+        _, script, *flags = claims.command_of(variant, seed=1).split()
+        if script == "train.py":
+            config = settings.parse(flags, "")
+            settings.check(config)
+            assert config.directory == claims.run_of(variant, 1)
+        else:
+            asked = distill.tyro.cli(distill.Distill, args=flags)
+            assert asked.runs / asked.directory(1) == claims.run_of(variant, 1)
+    for claim in claims.CLAIMS.values():
+        labels = {arm.label for arm in claim.arms}
+        assert len(labels) == len(claim.arms) and all(set(pair) <= labels for pairs in claim.orders.values() for pair in pairs)
