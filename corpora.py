@@ -217,6 +217,7 @@ def is_scratch(encoder: str) -> bool:
 
 
 def tokenizer_place(name: str) -> Path:
+    name = name.removeprefix("scratch-") if name.startswith("scratch-t5") else name
     if is_scratch(name):
         raise Refused("--encoder scratch has no tokenizer for this data: give one by --tokenizer")
     files = ["tokenizer*", "spiece.model", "special_tokens_map.json", "config.json"]

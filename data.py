@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float, Int
 from tqdm import tqdm
 
 import scratch
-from corpora import EMBEDDED, Corpus, Layout, Rows, digest, is_scratch, load_corpus, load_tokenizer, only_one, tokenizer_place
+from corpora import EMBEDDED, Corpus, Layout, Rows, digest, is_scratch, load_corpus, load_tokenizer, tokenizer_place
 from errors import Refused
 from hub import fetch, fetch_network
 from losses import Batch
-from pretrained import T5_CONFIGS, T5Encoder, load_t5, save_t5, t5_from_config
+from pretrained import T5_CONFIGS, T5Encoder, load_t5, t5_from_config
 
 
 def batch_indices(rows: int, size: int, seed: int, step: int) -> np.ndarray:
@@ -133,57 +133,6 @@ def read_embedder(encoder: eqx.Module, directory: Path, corpus: Corpus | None = 
     return Embedder(encoder, jnp.asarray(kept["mean"]), jnp.asarray(kept["std"]))
 
 
-# The encoder of the embedded corpora: a small T5, and how it is trained. ELF learns fast where words of one kind lie together and
-# every word still tells which it is. Hiding half of the short texts brings the first about; embeddings that start neither at T5's
-# std of 1 nor near 0 keep the second. Where one answer is right, the second matters more: a short and gentle training leaves the
-# nearest of two words a squared distance of 0.9 apart, of a variance of 1, where the long one brings them to 0.07.
-SCRATCH = dict(
-    model_type="t5",
-    d_model=128,
-    num_layers=2,
-    num_decoder_layers=1,
-    num_heads=4,
-    d_kv=32,
-    d_ff=256,
-    feed_forward_proj="gated-gelu",
-    relative_attention_num_buckets=32,
-    relative_attention_max_distance=128,
-)
-RECIPE = dict(steps=2_000, batch=32, learning_rate=1e-2, density=0.5, mean_span=3.0, embed_std=0.7, seed=0)
-RECIPE_FOR_ANSWERS = RECIPE | dict(steps=1_000, learning_rate=3e-3)
-
-
-def scratch_config(name: str, vocab: int) -> dict[str, Any]:
-    """Of `scratch`, or of another width by its name, as `scratch-256`."""
-    width = name.removeprefix("scratch").removeprefix("-") or str(SCRATCH["d_model"])
-    if not width.isdigit():
-        raise Refused(f"--encoder {name}: give scratch, or scratch-256 for another width than {SCRATCH['d_model']}")
-    return SCRATCH | dict(vocab_size=vocab, d_model=int(width))
-
-
-def scratch_encoder(name: str, corpus: Corpus, cache: Path, **recipe) -> T5Encoder:
-    """The encoder trained on this corpus, from the cache if the same was trained before."""
-    config = scratch_config(name, len(corpus.tokenizer))
-    directory = cache / f"encoder-{digest([corpus.key, config, recipe, Path(scratch.__file__).read_text()])}"
-    with only_one(directory) as place:
-        if place:
-            sentinels = sentinels_of(corpus.tokenizer)
-            rows, lengths = scratch.texts_to_learn(corpus.rows)
-            eos = corpus.tokenizer.eos_token_id
-            encoder = scratch.train_encoder(rows, lengths, config, sentinels=sentinels, eos=eos, **recipe)
-            save_t5(encoder, place)
-    return load_t5(directory)
-
-
-def sentinels_of(tokenizer) -> list[int]:
-    """Tokens that stand for hidden spans: T5's <extra_id_0> and so on. Padding is hidden from the encoder as token 0."""
-    known = tokenizer.get_vocab()
-    found = [known[f"<extra_id_{i}>"] for i in range(100) if f"<extra_id_{i}>" in known]
-    if not found or tokenizer.pad_token_id != 0:
-        raise Refused("--encoder scratch needs a tokenizer like T5's: with <extra_id_0> and so on, and padding as token 0")
-    return found
-
-
 def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache: Path, unroll: int = 1) -> tuple[int, Embedder]:
     """Size of the vocabulary, and the embedder as shapes alone: what can be known without reading texts or weights."""
     if corpus in EMBEDDED:
@@ -191,7 +140,7 @@ def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache:
     else:
         vocab = 32_100 if tokenizer in T5_CONFIGS else len(load_tokenizer(tokenizer_place(tokenizer)))
     if is_scratch(encoder):
-        config = scratch_config(encoder, vocab)
+        config = scratch.recipe_of(encoder, vocab).shape
     elif encoder in T5_CONFIGS:
         config = T5_CONFIGS[encoder]
     else:
@@ -204,12 +153,8 @@ def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache:
     return vocab, jax.eval_shape(make)
 
 
-def load_encoder(name: str, corpus: Corpus, cache: Path, run: Path | None = None) -> T5Encoder:
-    """`scratch`, or a Hugging Face T5: a directory, or a name on the hub. A run keeps the one that was trained for it."""
-    if is_scratch(name) and run and (run / "encoder" / "config.json").exists():
-        return load_t5(run / "encoder")
-    if is_scratch(name):
-        return scratch_encoder(name, corpus, cache, **(RECIPE_FOR_ANSWERS if corpus.has_sources else RECIPE))
+def load_encoder(name: str, corpus: Corpus) -> T5Encoder:
+    """A Hugging Face T5: a directory, or a name on the hub."""
     encoder = load_t5(fetch_network(name, "--encoder"))
     if len(encoder.embed) < len(corpus.tokenizer):
         raise Refused(f"--encoder {name} knows {len(encoder.embed)} tokens, the data's tokenizer {len(corpus.tokenizer)}")

@@ -196,9 +196,10 @@ def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch
 def objective_of(teacher: ELF | None, student: ELF | None) -> train.MakeObjective:
     """Without a teacher and a student, of shapes alone."""
 
-    def objective(config: TrainConfig, embedder: data.Embedder, dtype, like: ELF) -> train.Objective:
+    def objective(config: TrainConfig, embedder: data.Embedder, dtype, make: Callable[[PRNGKeyArray], ELF]) -> train.Objective:
         loss = make_loss(config, dtype, config.student_steps, config.teacher_steps)
-        return train.Objective(loss, (embedder, like if teacher is None else teacher), student)
+        teaching = jax.eval_shape(make, jax.random.key(0)) if teacher is None else teacher
+        return train.Objective(loss, (embedder, teaching), make, student)
 
     return objective
 
@@ -280,7 +281,7 @@ def plan_of(k: int, config: TrainConfig, mesh: Mesh) -> train.Plan:
 
     def one_step():
         embedding, dtype, n = len(plan.embedder().mean), train.compute_type(config, mesh), config.batch // config.accumulate
-        teacher = plan.state(train.optimizer_of(config), embedding, SIZES[config.model]["depth"]).model
+        teacher = jax.eval_shape(plan.make(SIZES[config.model]["depth"]), jax.random.key(0))
         z, w = jax.ShapeDtypeStruct((n, config.length, embedding), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.float32)
         ts = jax.ShapeDtypeStruct((2, n), jnp.float32, sharding=NamedSharding(mesh, P(None, ALL)))
         with jax.set_mesh(mesh):

@@ -27,7 +27,12 @@ class TrainConfig:
     """Directory of prepared data and encoders, shared by all runs."""
 
     encoder: str = "t5-small"
-    """Frozen encoder of the clean embeddings: a T5 by name or directory; scratch (or scratch-256, by width) trains one first."""
+    """Frozen encoder of the clean embeddings: a T5 by name or directory. Or one that is trained first: scratch is a small one,
+    scratch-256 one of that width, scratch-t5-small one of T5-small's shape."""
+    encoder_steps: int = 5 * 19_017
+    """Optimizer steps of an encoder from scratch."""
+    encoder_learning_rate: float = 1e-3
+    """Its peak learning rate."""
     tokenizer: str = ""
     """Tokenizer, by name or directory, if not the encoder's own."""
     length: int = 1024
@@ -61,7 +66,7 @@ class TrainConfig:
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for matrices and Adam for the rest, or AdamW (0.9, 0.95) for all."""
     learning_rate: float = 0.002
-    """Peak learning rate; for AdamW a twentieth of it, as in the paper."""
+    """Peak learning rate; if none is given, AdamW has a twentieth of Muon's, as in the paper."""
     warmup_steps: int = 9_508
     """Steps of linear warm-up from zero; in the paper, half an epoch of OpenWebText."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -180,13 +185,17 @@ OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
 OWT = TrainConfig(model="elf-b", data="owt")
 # Translation and summarization, with the sampler of the paper's Table 1.
 CONDITIONAL = replace(OWT, pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000)
-DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, steps=100 * 8_806, decoder_steps=3 * 8_806)
-XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, steps=100 * 398, decoder_steps=3 * 398)
+DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, steps=100 * 8_806)
+DE_EN = replace(DE_EN, encoder_steps=5 * 8_806, decoder_steps=3 * 8_806)
+XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, steps=100 * 398)
+XSUM = replace(XSUM, encoder_steps=5 * 398, decoder_steps=3 * 398)
 # What runs on the cores of a desk, in minutes.
 STORIES = TrainConfig(
     model="desk",
     data="stories",
     encoder="scratch",
+    encoder_steps=2_000,
+    encoder_learning_rate=0.01,
     length=30,
     pack=False,
     steps=1_600,
@@ -208,6 +217,7 @@ STORIES = TrainConfig(
 TRANSLATE = replace(
     STORIES, data="translate", length=38, source_length=20, steps=3_200, gamma=0.0, noise_scale=4.0, learning_rate=0.004
 )
+TRANSLATE = replace(TRANSLATE, encoder_steps=1_000, encoder_learning_rate=0.003)
 SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, steps=2_000)
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
@@ -217,6 +227,7 @@ OWN_AT_A_DESK = replace(
     OWN, batch=32, steps=10_000, learning_rate=0.005, warmup_steps=500, schedule="cosine", ema=0.999, num_samples=256
 )
 OWN_AT_A_DESK = replace(OWN_AT_A_DESK, decoder_steps=3_000, decoder_learning_rate=1e-3)
+OWN_AT_A_DESK = replace(OWN_AT_A_DESK, encoder_steps=2_000, encoder_learning_rate=0.01)
 ADAMW_RATE = 0.05  # of Muon's: the paper found 1e-4 and 2e-3 the best
 
 
@@ -249,13 +260,34 @@ def parse(args: list[str], description: str) -> TrainConfig:
 
 def check(config: TrainConfig):
     """Refuse what cannot work before anything is written."""
-    for field in ("steps", "batch", "accumulate", "length", "decoder_steps", "log_every", "save_every", "keep", "sample_steps"):
+    for field in (
+        "steps",
+        "batch",
+        "accumulate",
+        "length",
+        "encoder_steps",
+        "decoder_steps",
+        "log_every",
+        "save_every",
+        "keep",
+        "sample_steps",
+    ):
         if getattr(config, field) < 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
     for field in ("bottleneck", "num_samples", "sample_every", "warmup_steps", "gamma"):
         if getattr(config, field) < 0:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 0, which is for none")
-    for field in ("learning_rate", "decoder_learning_rate", "clip", "t_std", "p_std", "noise_scale", "decode_noise_scale", "w"):
+    for field in (
+        "learning_rate",
+        "encoder_learning_rate",
+        "decoder_learning_rate",
+        "clip",
+        "t_std",
+        "p_std",
+        "noise_scale",
+        "decode_noise_scale",
+        "w",
+    ):
         if not getattr(config, field) > 0:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be above 0")
     for field in ("p_decode", "p_self_cond", "p_drop", "ema"):

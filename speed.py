@@ -17,6 +17,7 @@ import data
 import losses
 import pretrained
 import samplers
+import scratch
 import train
 from elf import ELF, SIZES
 from errors import Refused
@@ -131,5 +132,5 @@ class Speed:
         sizes = dict(vocab_size=self.vocab, d_model=self.embedding, num_layers=self.encoder_layers)
         heads = max(1, self.embedding // 64)
         sizes |= dict(num_heads=heads, d_kv=self.embedding // heads, d_ff=4 * self.embedding, feed_forward_proj="relu")
-        encoder = pretrained.t5_from_config(data.SCRATCH | sizes, key)
+        encoder = pretrained.t5_from_config(scratch.SMALL | sizes, key)
         return data.Embedder(encoder, jnp.zeros(self.embedding), jnp.ones(self.embedding))

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from einops import rearrange
 from jax.sharding import Mesh
@@ -35,6 +34,7 @@ import losses
 import preflight
 import pretrained
 import runs
+import scratch
 from elf import ELF, SIZES
 from errors import Refused, one_line
 from loop import fit
@@ -130,20 +130,23 @@ class Objective(NamedTuple):
     """(model, frozen, rows, their numbers, key) -> summed loss, and its sum and count in each branch."""
     frozen: Any
     """Networks that the loss needs and that do not change."""
-    start: ELF | None = None
-    """Weights to start from; random ones if None."""
+    make: Callable[[PRNGKeyArray], Any]
+    """The network before its first step,"""
+    start: Any = None
+    """or weights that it starts from."""
 
 
-MakeObjective = Callable[[TrainConfig, data.Embedder, Any, ELF], Objective]  # also of the compute type, and a model's shapes
+MakeObjective = Callable[[TrainConfig, data.Embedder, Any, Callable[[PRNGKeyArray], ELF]], Objective]  # of the compute type too
 
 
-def flow_matching(config: TrainConfig, embedder: data.Embedder, dtype, _) -> Objective:
+def flow_matching(config: TrainConfig, embedder: data.Embedder, dtype, make: Callable[[PRNGKeyArray], ELF]) -> Objective:
     """The paper's training (Alg. 3 and 4)."""
-    return Objective(make_loss(config, dtype), embedder)
+    return Objective(make_loss(config, dtype), embedder, make)
 
 
 def reconstruction(config: TrainConfig, embedder: data.Embedder, dtype, _) -> Objective:
     """The training of a separate decoder."""
+    shape = pretrained.t5_config(embedder.encoder)
 
     def loss(decoder: ablations.Decoder, embedder: data.Embedder, rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
         batch = embedder(rows, jnp.zeros(len(row), bool))
@@ -151,8 +154,14 @@ def reconstruction(config: TrainConfig, embedder: data.Embedder, dtype, _) -> Ob
         ces = jnp.stack([jnp.sum(ce * batch.counts), jnp.sum(batch.counts)])
         return ces[0], jnp.stack([jnp.zeros(2), ces])
 
-    body = pretrained.t5_from_config(pretrained.t5_config(embedder.encoder), jax.random.key(config.seed))
-    return Objective(loss, embedder, jax.tree.map(np.asarray, ablations.Decoder(body)))
+    return Objective(loss, embedder, lambda key: ablations.Decoder(pretrained.t5_from_config(shape, key)))
+
+
+def span_corruption(config: TrainConfig, tokenizer, dtype) -> Objective:
+    """The training of an encoder from scratch."""
+    recipe = scratch.recipe_of(config.encoder, len(tokenizer))
+    loss = scratch.make_loss(recipe, scratch.sentinels_of(tokenizer), tokenizer.eos_token_id, partial(cast, dtype=dtype))
+    return Objective(loss, (), lambda key: scratch.T5(recipe.shape, embed_std=recipe.embed_std, key=key))
 
 
 def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll_parts: int = 1) -> Callable:
@@ -185,7 +194,7 @@ def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll
 # The run
 
 
-def make_model(config: TrainConfig, vocab: int, embedding: int, key: PRNGKeyArray, unroll: int) -> ELF:
+def make_model(config: TrainConfig, vocab: int, embedding: int, key: PRNGKeyArray, unroll: int = 1) -> ELF:
     sizes = dict(vocab=vocab, embedding=embedding, bottleneck=config.bottleneck)
     kind = ablations.AdaLNZero if config.conditioning == "adaln-zero" else ELF
     model = kind(**SIZES[config.model], **sizes, prediction=config.prediction, unroll=unroll, remat=config.remat, key=key)
@@ -214,13 +223,13 @@ def shard_state(state: State, mesh: Mesh) -> State:
 
 
 def state_maker(
-    config: TrainConfig, optimizer, vocab: int, embedding: int, mesh: Mesh, unroll: int, start: ELF | None = None
+    config: TrainConfig, optimizer, make: Callable[[PRNGKeyArray], Any], mesh: Mesh, start=None
 ) -> Callable[[], State]:
     """Makes the state of a run before its first step, every leaf where it belongs."""
 
     def init(start):
         model_key, *_ = jax.random.split(jax.random.key(config.seed), 3)
-        model = make_model(config, vocab, embedding, model_key, unroll) if start is None else start
+        model = make(model_key) if start is None else start
         return State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
 
     return partial(jax.jit(init, out_shardings=shard_state(jax.eval_shape(init, start), mesh)), start)
@@ -247,9 +256,12 @@ class Plan(NamedTuple):
     repeated: tuple[tuple[int, Callable[[], jax.stages.Lowered]], ...] = ()
     """How often what else is repeated in a step, besides the once that it is counted in it; with its loops written out."""
 
-    def state(self, optimizer, embedding: int, unroll: int = 1) -> State:
-        vocab, _ = data.shapes_for(self.config.encoder, *text_of(self.config))
-        return jax.eval_shape(state_maker(self.config, optimizer, vocab, embedding, self.mesh, unroll))
+    def make(self, unroll: int = 1) -> Callable[[PRNGKeyArray], ELF]:
+        vocab, embedder = data.shapes_for(self.config.encoder, *text_of(self.config))
+        return partial(make_model, self.config, vocab, len(embedder.mean), unroll=unroll)
+
+    def state(self, optimizer, unroll: int = 1) -> State:
+        return jax.eval_shape(state_maker(self.config, optimizer, self.make(unroll), self.mesh))
 
     def embedder(self, unroll: int = 1) -> data.Embedder:
         _, embedder = data.shapes_for(self.config.encoder, *text_of(self.config), unroll)
@@ -258,8 +270,8 @@ class Plan(NamedTuple):
     def step(self, unroll_layers: int = 1, unroll_parts: int = 1) -> jax.stages.Lowered:
         """All of it, with some layers, or parts of a batch, written out in each round of the loop over them."""
         config, mesh, optimizer, embedder = self.config, self.mesh, optimizer_of(self.config), self.embedder()
-        state = self.state(optimizer, len(embedder.mean), unroll_layers)
-        goal = self.objective(config, embedder, compute_type(config, mesh), state.model)
+        state = self.state(optimizer, unroll_layers)
+        goal = self.objective(config, embedder, compute_type(config, mesh), self.make(unroll_layers))
         rows, _ = row_shapes(config.batch, config.length)
         key = jax.eval_shape(lambda: jax.random.key(0))
         with jax.set_mesh(mesh):
@@ -285,7 +297,7 @@ class Plan(NamedTuple):
     def optimizer(self, unroll: bool) -> jax.stages.Lowered:
         """Gradients to updates."""
         optimizer = optimizer_of(self.config, unroll)
-        state = self.state(optimizer, len(self.embedder().mean))
+        state = self.state(optimizer)
         split_state = shapes_on(state.optimizer, shard_state(state, self.mesh).optimizer)
         model = shapes_on(state.model, split(state.model, self.mesh, ALL))
         with jax.set_mesh(self.mesh):
@@ -299,7 +311,7 @@ def preflight_step(config: TrainConfig, plan_of: Callable[[TrainConfig, Mesh], P
     plan = plan_of(config, mesh)
     depth, width, heads = SIZES[config.model].values()
     embedder = plan.embedder()
-    model = plan.state(optimizer_of(config), len(embedder.mean)).model
+    model = plan.state(optimizer_of(config)).model
     passes = 3 + (1 - config.p_decode) * (config.p_self_cond + more_passes)
     a_row = preflight.useful_flops(model, embedder.encoder, config.length, passes, config.p_decode)
     found = preflight.inspect(
@@ -324,14 +336,18 @@ def text_of(config: TrainConfig) -> tuple[str, str, corpora.Layout, Path]:
     )
 
 
-def prepare(config: TrainConfig) -> tuple[corpora.Corpus, data.Embedder]:
+def load_corpus(config: TrainConfig) -> corpora.Corpus:
     corpus = corpora.load_corpus(*text_of(config))
     if len(corpus.rows.s) < config.batch:
         raise Refused(f"--batch {config.batch} is larger than the corpus of {len(corpus.rows.s)} rows: lower it")
+    return corpus
+
+
+def load_embedder(config: TrainConfig, corpus: corpora.Corpus) -> data.Embedder:
     encoder = load_encoder(config, corpus, config.directory)
     if (config.directory / data.EMBEDDING).exists():
-        return corpus, data.read_embedder(encoder, config.directory, corpus)
-    return corpus, data.make_embedder(encoder, corpus.rows, by_channel=trained_here(config))
+        return data.read_embedder(encoder, config.directory, corpus)
+    return data.make_embedder(encoder, corpus.rows, by_channel=trained_here(config))
 
 
 def trained_here(config: TrainConfig) -> bool:
@@ -346,13 +362,21 @@ def load_encoder(config: TrainConfig, corpus: corpora.Corpus, run: Path) -> T5En
     """The frozen encoder, or the table in its place; a learned one is of the network, and only as large as this."""
     if (run / TABLE).exists():
         return ablations.Table(jnp.load(run / TABLE))
-    encoder = data.load_encoder(config.encoder, corpus, config.cache, run)
-    if config.embeddings == "encoder":
-        return encoder
-    if config.embeddings == "table":
-        return ablations.Table(ablations.unit(encoder.embed))
-    key = jax.random.fold_in(jax.random.key(config.seed), 4)
-    return ablations.Table(ablations.unit(jax.random.normal(key, encoder.embed.shape)))
+    if config.embeddings in ("gaussian", "learned"):
+        _, like = data.shapes_for(config.encoder, *text_of(config))
+        key = jax.random.fold_in(jax.random.key(config.seed), 4)
+        return ablations.Table(ablations.unit(jax.random.normal(key, like.encoder.embed.shape)))
+    if not corpora.is_scratch(config.encoder):
+        encoder = data.load_encoder(config.encoder, corpus)
+    elif (run / "encoder" / "config.json").exists():
+        encoder = pretrained.load_t5(run / "encoder")
+    else:
+        encoder = pretrained.load_t5(encoder_stage(config, corpus).directory / "t5")
+    return ablations.Table(ablations.unit(encoder.embed)) if config.embeddings == "table" else encoder
+
+
+def write_config(config: TrainConfig):
+    runs.write_whole(config.directory / "config.json", json.dumps(config.as_json(), indent=2) + "\n")
 
 
 def keep_embedding(config: TrainConfig, corpus: corpora.Corpus, embedder: data.Embedder):
@@ -363,6 +387,52 @@ def keep_embedding(config: TrainConfig, corpus: corpora.Corpus, embedder: data.E
         jnp.save(config.directory / TABLE, embedder.encoder.embed)
     if trained_here(config) and not (config.directory / "encoder" / "config.json").exists():
         pretrained.save_t5(embedder.encoder, config.directory / "encoder")
+
+
+def encoder_stage(config: TrainConfig, corpus: corpora.Corpus) -> TrainConfig:
+    """The run that trains an encoder on the corpus, before that of ELF. It is in the cache, for all that need the same."""
+    steps, rate = config.encoder_steps, config.encoder_learning_rate
+    identity = [corpus.key, config.encoder, steps, rate, config.batch, config.precision, Path(scratch.__file__).read_text()]
+    return TrainConfig(
+        model=config.encoder,
+        data=config.data,
+        name=f"encoder-{corpora.digest(identity)}",
+        runs=config.cache,
+        cache=config.cache,
+        encoder=config.encoder,
+        tokenizer=config.tokenizer,
+        length=config.length,
+        source_length=config.source_length,
+        pack=config.pack,
+        steps=steps,
+        batch=config.batch,
+        accumulate=config.accumulate,
+        learning_rate=rate,
+        warmup_steps=int(0.08 * steps),  # 0.4 of 5 epochs
+        schedule="cosine",
+        num_samples=0,
+        sample_every=0,
+        mesh=config.mesh,
+        precision=config.precision,
+        log_every=config.log_every,
+        save_every=config.save_every,
+    )
+
+
+def train_encoder(config: TrainConfig, corpus: corpora.Corpus, mesh: Mesh):
+    """The first stage of a run whose encoder is to learn from the corpus itself, unless it is there already."""
+    stage = encoder_stage(config, corpus)
+    kept, place = config.directory / "encoder", stage.directory / "t5"
+    if (kept / "config.json").exists() or (place / "config.json").exists():
+        return
+    goal = span_corruption(stage, corpus.tokenizer, compute_type(stage, mesh))
+    with chief_first():
+        if is_chief():
+            runs.claim(stage.directory)
+            write_config(stage)
+    trained = fetch(fit_objective(stage, corpus, goal, mesh).model)
+    if is_chief():
+        pretrained.save_t5(trained.encoder, place)
 
 
 def train_decoder(config: TrainConfig):
@@ -398,34 +468,45 @@ def huge_pages():
 
 
 def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> State:
+    """Train a network on embeddings of a frozen encoder, which is itself trained first if it is to be."""
     check(config)
     mesh = make_mesh(config.mesh, config.batch)
     runs.refuse_others(config.directory, config, FREE)
     with chief_first():
         if is_chief():
             runs.claim(config.directory)
-        corpus, embedder = prepare(config)
+        corpus = load_corpus(config)
         if is_chief():
             print(f"{config.data}: {corpus.summary()}")
-            runs.write_whole(config.directory / "config.json", json.dumps(config.as_json(), indent=2) + "\n")
+    if corpora.is_scratch(config.encoder) and config.embeddings in ("encoder", "table"):
+        train_encoder(config, corpus, mesh)
+    with chief_first():
+        embedder = load_embedder(config, corpus)
+        if is_chief():
+            write_config(config)
             keep_embedding(config, corpus, embedder)
-    optimizer, dtype = optimizer_of(config, in_one_piece(mesh)), compute_type(config, mesh)
+    dtype = compute_type(config, mesh)
     embedder = data.compute_in(embedder, dtype)
-    sizes = len(corpus.tokenizer), len(embedder.mean)
-    unroll = best_unroll(config, mesh)
-    like = jax.eval_shape(lambda: make_model(config, *sizes, jax.random.key(0), unroll))
-    loss, frozen, start = objective(config, embedder, dtype, like)
-    state = state_maker(config, optimizer, *sizes, mesh, unroll, start)()
+    make = partial(make_model, config, len(corpus.tokenizer), len(embedder.mean), unroll=best_unroll(config, mesh))
+    asked = generate.Asked(replicate(embedder, mesh), corpus.validation) if corpus.has_sources else None
+    return fit_objective(config, corpus, objective(config, embedder, dtype, make), mesh, asked)
+
+
+def fit_objective(
+    config: TrainConfig, corpus: corpora.Corpus, goal: Objective, mesh: Mesh, asked: generate.Asked | None = None
+) -> State:
+    """All steps of a run, from its last checkpoint on; at the end, samples and what they are worth."""
+    optimizer = optimizer_of(config, in_one_piece(mesh))
+    state = state_maker(config, optimizer, goal.make, mesh, goal.start)()
     checkpoints = runs.open_checkpoints(config.directory, config.keep)
     state = runs.restore_latest(checkpoints, state)
 
-    step = jit_step(config, optimizer, loss, state, mesh)
+    step = jit_step(config, optimizer, goal.loss, state, mesh)
     _, train_key, validation_key = jax.random.split(jax.random.key(config.seed), 3)
     sample_key = generate.sampling_key(config.seed)
-    frozen, train_key, validation_key = replicate((frozen, train_key, validation_key), mesh)
-    validation_loss = jax.jit(lambda *args: loss(*args)[1], out_shardings=everywhere(mesh))
+    frozen, train_key, validation_key = replicate((goal.frozen, train_key, validation_key), mesh)
+    validation_loss = jax.jit(lambda *args: goal.loss(*args)[1], out_shardings=everywhere(mesh))
     sampler = generate.sampler_of(config)
-    asked = generate.Asked(replicate(embedder, mesh), corpus.validation) if corpus.has_sources else None
 
     def load(i):
         chosen = data.batch_indices(len(corpus.rows.s), config.batch, config.seed, i)

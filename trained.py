@@ -48,7 +48,7 @@ class Trained(NamedTuple):
         """The frozen encoder, with the statistics it was trained with."""
         if not self.released:
             return data.read_embedder(train.load_encoder(self.config, corpus, self.directory), self.directory)
-        encoder = data.load_encoder(self.config.encoder, corpus, self.config.cache)
+        encoder = data.load_encoder(self.config.encoder, corpus)
         width = encoder.embed.shape[1]
         if width != len(self.model.unembed.weight):
             raise Refused(f"--encoder is {width} wide, and {self.name} was trained on one of {len(self.model.unembed.weight)}")

@@ -23,10 +23,10 @@ from jaxtyping import install_import_hook  # noqa: E402
 MODULES = ["attention", "corpora", "elf", "losses", "samplers", "pretrained", "scratch", "data"]
 with install_import_hook(MODULES, "beartype.beartype"):
     import corpora
-    import data
     import elf
     import pretrained
     import samplers  # noqa: F401
+    import scratch
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -78,7 +78,7 @@ def stories(cache):
 def encoder_directory(tmp_path_factory, stories):
     """A small untrained encoder for the words of the stories."""
     vocab = len(stories.tokenizer)
-    config = data.SCRATCH | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
+    config = scratch.SMALL | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
     directory = tmp_path_factory.mktemp("encoder")
     pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), directory)
     return directory

@@ -135,7 +135,7 @@ def test_a_round_learns_what_it_is_asked_to(finished, tmp_path):
     """The loss against the teacher's targets falls."""
     config, _ = finished
     asked = distill.Distill(
-        teacher=str(config.directory), rounds=(2,), teacher_steps=4, steps=30, learning_rate=0.005, runs=tmp_path, num_samples=0
+        teacher=str(config.directory), rounds=(1,), teacher_steps=8, steps=30, learning_rate=0.005, runs=tmp_path, num_samples=0
     )
     (directory,) = distill.distill(asked)
     mse = [line["mse"] for line in runs.read_metrics(directory)]

@@ -1,5 +1,6 @@
 """Measuring finished runs: samples, tables, figures, pages."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -17,8 +18,16 @@ import eval
 import judges
 import paper
 import pretrained
+import train
 from errors import Refused
 from mesh import make_mesh
+
+
+@pytest.fixture(scope="module")
+def finished(small, tmp_path_factory):
+    """A run that hardly learned anything: its texts are random words, where a few steps of learning would only bring EOS."""
+    config = dataclasses.replace(small, runs=tmp_path_factory.mktemp("runs"), name="whole", learning_rate=1e-5)
+    return config, train.train(config)
 
 
 def run(monkeypatch, *words):

@@ -54,7 +54,7 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         (["--decoder", "separate", "--p-decode", "0.1"], "--p-decode 0.1: must be 0 with --decoder separate"),
         (["--p-decode", "0"], "--p-decode 0.0: must be 0 with --decoder separate, and above 0 otherwise"),
         (["--data", "translate", "--embeddings", "learned"], "--embeddings learned: only without sources"),
-        (["--encoder", "scratch-wide"], "--encoder scratch-wide: give scratch, or scratch-256"),
+        (["--encoder", "scratch-wide"], "--encoder scratch-wide: give scratch, scratch-256"),
         (["--wandb", "project"], "pip install wandb"),
         (["--tensorboard"], "pip install tensorboardX"),
     ],

@@ -16,6 +16,7 @@ import grammar
 import judges
 import metrics
 import pretrained
+import scratch
 import tasks
 import train
 from errors import Refused
@@ -61,7 +62,7 @@ def answered(small, tmp_path_factory):
     pairs = tasks.write_pairs(tasks.summarize, 200, seed=0)
     (place / "pairs.jsonl").write_text("".join(json.dumps(dict(source=s, target=t)) + "\n" for s, t in pairs))
     words = corpora.word_tokenizer(part for pair in pairs for part in pair)
-    config = data.SCRATCH | dict(vocab_size=len(words), d_model=16, d_ff=16, d_kv=4, num_layers=1)
+    config = scratch.SMALL | dict(vocab_size=len(words), d_model=16, d_ff=16, d_kv=4, num_layers=1)
     pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), place / "encoder")
     words.save_pretrained(place / "encoder")
     changes = dict(data=str(place / "pairs.jsonl"), encoder=str(place / "encoder"), runs=place, name="run")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -66,10 +67,12 @@ def test_layers_and_seeds_start_differently():
 def test_averaged_weights_follow_the_weights(small, tmp_path):
     """After one step from equal weights, the average has moved by 1 - decay of the step."""
     config = dataclasses.replace(small, ema=0.75)
-    corpus, embedder = train.prepare(config)
+    corpus = train.load_corpus(config)
+    embedder = train.load_embedder(config, corpus)
     optimizer = train.optimizer_of(config)
     mesh = train.make_mesh("1", 16)
-    state = train.state_maker(config, optimizer, len(corpus.tokenizer), len(embedder.mean), mesh, 1)()
+    make = partial(train.make_model, config, len(corpus.tokenizer), len(embedder.mean))
+    state = train.state_maker(config, optimizer, make, mesh)()
     state = state._replace(model=jax.tree.map(lambda a: a + 1.0, state.ema))
     rows = corpora.Rows(*(jnp.asarray(a[:16], jnp.int32) for a in corpus.rows))
     step = train.make_step(config, optimizer, train.make_loss(config, jnp.float32), mesh)
