@@ -185,10 +185,15 @@ OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
 OWT = TrainConfig(model="elf-b", data="owt")
 # Translation and summarization, with the sampler of the paper's Table 1.
 CONDITIONAL = replace(OWT, pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000)
-DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, steps=100 * 8_806)
-DE_EN = replace(DE_EN, encoder_steps=5 * 8_806, decoder_steps=3 * 8_806)
-XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, steps=100 * 398)
-XSUM = replace(XSUM, encoder_steps=5 * 398, decoder_steps=3 * 398)
+
+
+def for_epochs(epoch: int) -> dict[str, int]:
+    """Steps of all that is trained, from those of an epoch."""
+    return dict(steps=100 * epoch, encoder_steps=5 * epoch, decoder_steps=3 * epoch)
+
+
+DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, **for_epochs(8_806))
+XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, **for_epochs(398))
 # What runs on the cores of a desk, in minutes.
 STORIES = TrainConfig(
     model="desk",
@@ -215,19 +220,36 @@ STORIES = TrainConfig(
 )
 # With much noise, little can be guessed from it and all has to be learned from the source.
 TRANSLATE = replace(
-    STORIES, data="translate", length=38, source_length=20, steps=3_200, gamma=0.0, noise_scale=4.0, learning_rate=0.004
+    STORIES,
+    data="translate",
+    encoder_steps=1_000,
+    encoder_learning_rate=0.003,
+    length=38,
+    source_length=20,
+    steps=3_200,
+    learning_rate=0.004,
+    noise_scale=4.0,
+    gamma=0.0,
 )
-TRANSLATE = replace(TRANSLATE, encoder_steps=1_000, encoder_learning_rate=0.003)
 SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, steps=2_000)
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
 # Texts of one's own, with a network for a TPU and for a desk.
 OWN = replace(OWT, length=128, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0)
 OWN_AT_A_DESK = replace(
-    OWN, batch=32, steps=10_000, learning_rate=0.005, warmup_steps=500, schedule="cosine", ema=0.999, num_samples=256
+    OWN,
+    encoder_steps=2_000,
+    encoder_learning_rate=0.01,
+    decoder_steps=3_000,
+    decoder_learning_rate=1e-3,
+    steps=10_000,
+    batch=32,
+    learning_rate=0.005,
+    warmup_steps=500,
+    schedule="cosine",
+    ema=0.999,
+    num_samples=256,
 )
-OWN_AT_A_DESK = replace(OWN_AT_A_DESK, decoder_steps=3_000, decoder_learning_rate=1e-3)
-OWN_AT_A_DESK = replace(OWN_AT_A_DESK, encoder_steps=2_000, encoder_learning_rate=0.01)
 ADAMW_RATE = 0.05  # of Muon's: the paper found 1e-4 and 2e-3 the best
 
 
