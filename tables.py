@@ -85,11 +85,10 @@ def notes_of(benches: Sequence[Bench], seeds: Iterable[int], *more: str) -> list
         lines.append(f"{about.name}: step {about.step:,}, {drawn}; {bench.judge.signature}")
     if any(bench.corpus and bench.corpus.rules for bench in benches):
         lines.append("Perplexities under a grammar and under GPT-2 are not comparable: trends are.")
-    if any(bench.asked for bench in benches):
-        lines.append(
-            f"Answers: ODE, w {paper.DOWNSTREAM_SAMPLING.w:g}, guidance by the source {paper.DOWNSTREAM_CFG:g} (Table 1)."
-        )
     return [*dict.fromkeys(lines), *more]
+
+
+ANSWERS = f"Answers: ODE, w {paper.DOWNSTREAM_SAMPLING.w:g}, guidance by the source {paper.DOWNSTREAM_CFG:g} (Table 1)."
 
 
 def need_perplexity(benches: Sequence[Bench]):
@@ -136,7 +135,7 @@ def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     if any(bench.asked for bench in benches):
         need_answers(benches)
         rows = [[str(n), *cells(benches, settings, seeds)] for n, settings in paper.FEW_STEP_SAMPLING.items()]
-        return Table("Few steps", ["steps", *heads(benches)], rows, notes_of(benches, seeds))
+        return Table("Few steps", ["steps", *heads(benches)], rows, notes_of(benches, seeds, ANSWERS))
     need_perplexity(benches)
     rows = []
     for steps, theirs in paper.FEW_STEP.items():
@@ -158,7 +157,7 @@ def rounds(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     columns = ["run", *(f"step={n} {what}" for n in paper.ROUNDS_SAMPLING for what in names)]
     if any(bench.asked for bench in benches):
         need_answers(benches)
-        return Table("Rounds of distillation", columns, rows, notes_of(benches, seeds))
+        return Table("Rounds of distillation", columns, rows, notes_of(benches, seeds, ANSWERS))
     need_perplexity(benches)
     sampling = paper.ROUNDS_SAMPLING[1]
     title = f"Rounds of distillation (Table 5): w {sampling.w}, γ {sampling.gamma}"
@@ -185,7 +184,7 @@ def downstream(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     rows = [[b.trained.name, b.trained.config.data, *cells([b], paper.DOWNSTREAM_SAMPLING, seeds)] for b in benches]
     for method, (size, *theirs) in paper.DOWNSTREAM.items():
         rows.append([f"paper: {method}", f"{size}, test sets", *map(number, theirs)])
-    notes = notes_of(benches, seeds, "The paper's are of the test sets: BLEU of De-En, ROUGE of XSum.")
+    notes = notes_of(benches, seeds, ANSWERS, "The paper's are of the test sets: BLEU of De-En, ROUGE of XSum.")
     title = f"Downstream (Table 1): {paper.DOWNSTREAM_SAMPLING.steps} steps"
     return Table(title, ["run", "data", *benches[0].judge.shown], rows, notes)
 
