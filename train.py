@@ -422,8 +422,8 @@ def encoder_stage(config: TrainConfig, corpus: corpora.Corpus) -> TrainConfig:
 def train_encoder(config: TrainConfig, corpus: corpora.Corpus, mesh: Mesh):
     """The first stage of a run whose encoder is to learn from the corpus itself, unless it is there already."""
     stage = encoder_stage(config, corpus)
-    kept, place = config.directory / "encoder", stage.directory / "t5"
-    if (kept / "config.json").exists() or (place / "config.json").exists():
+    kept, place = config.directory, stage.directory / "t5"
+    if any(file.exists() for file in (kept / TABLE, kept / "encoder" / "config.json", place / "config.json")):
         return
     goal = span_corruption(stage, corpus.tokenizer, compute_type(stage, mesh))
     with chief_first():
