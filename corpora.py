@@ -246,8 +246,9 @@ def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counte
     while some := list(islice(ahead, at_once)):
         texts, given = (to_tokens([example[i] for example in some], tokenizer) for i in range(2))
         told["unknown tokens"] += sum(row.count(tokenizer.unk_token_id) for row in chain(texts, given) if row)
-        if given[0] is not None and not layout.source:
-            raise Refused("the data has sources: say by --source-length how many tokens they may take")
+        if given[0] is not None and not 0 < layout.source < layout.length:
+            room = f"--source-length {layout.source}, --length {layout.length}"
+            raise Refused(f"{room}: the data has sources, so there must be room for them and for a text after them")
         if layout.pack and given[0] is None:
             rows, rest = pack_rows(texts, layout.length, eos, rest, as_given=not isinstance(some[0].text, str))
             yield rows

@@ -168,12 +168,12 @@ def check_teacher(asked: Distill, config: TrainConfig):
         raise Refused(f"--teacher {asked.teacher}: only with frozen embeddings and a decoder shared with the network")
 
 
-def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch: int) -> TrainConfig:
-    """The settings of a round: the teacher's, but for the length of training and how samples are drawn (Appendix B)."""
+def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch: int, few_step: bool) -> TrainConfig:
+    """The settings of a round: the teacher's, but for the length of training and, for texts without sources, how samples are
+    drawn (Appendix B)."""
     given = dict(learning_rate=asked.learning_rate, batch=asked.batch, save_every=asked.save_every, num_samples=asked.num_samples)
     base = replace(teacher, **{k: v for k, v in given.items() if v is not None})
-    sampling = paper.FEW_STEP_SAMPLING.get(student_steps)
-    if sampling and not teacher.source_length:
+    if few_step and (sampling := paper.FEW_STEP_SAMPLING.get(student_steps)):
         base = replace(base, w=sampling.w, gamma=sampling.gamma)
     steps = asked.steps or max(1, epoch // base.batch)
     warmup = max(1, steps // 10) if asked.warmup_steps is None else asked.warmup_steps
@@ -216,7 +216,7 @@ def distill(asked: Distill) -> list[Path]:
     directories = []
     for i, n in enumerate(asked.rounds, 1):
         weights = f"{teacher.weights} {data.fingerprint(fetch(student))}"
-        config = round_config(asked, teacher.config, n, len(corpus.rows.s))
+        config = round_config(asked, teacher.config, n, len(corpus.rows.s), few_step=not corpus.has_sources)
         config = replace(config, start_steps=start, weights=weights)
         runs.refuse_others(config.directory, config, train.FREE)
         if is_chief():
@@ -257,7 +257,7 @@ def preflight_rounds(asked: Distill):
     teacher, found = teacher_config(asked), {}
     check_teacher(asked, teacher)
     for n in dict.fromkeys([asked.rounds[0], asked.rounds[-1]]):
-        config = replace(round_config(asked, teacher, n, OWT_ROWS), preflight=asked.preflight)
+        config = replace(round_config(asked, teacher, n, OWT_ROWS, few_step=False), preflight=asked.preflight)
         k = asked.teacher_steps // n
         found[n] = train.preflight_step(config, partial(plan_of, k), more_passes=k)
         print(f"a student of {n} steps, each {k} of the teacher's:")

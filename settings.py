@@ -234,8 +234,8 @@ TRANSLATE = replace(
 SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, steps=2_000)
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
-# Texts of one's own, with a network for a TPU and for a desk.
-OWN = replace(OWT, length=128, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0)
+# Texts of one's own, with sources or without, with a network for a TPU and for a desk.
+OWN = replace(OWT, length=128, source_length=64, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0, gamma=0.0)
 OWN_AT_A_DESK = replace(
     OWN,
     encoder_steps=2_000,
@@ -296,7 +296,7 @@ def check(config: TrainConfig):
     ):
         if getattr(config, field) < 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
-    for field in ("bottleneck", "num_samples", "sample_every", "warmup_steps", "gamma"):
+    for field in ("source_length", "bottleneck", "num_samples", "sample_every", "warmup_steps", "gamma"):
         if getattr(config, field) < 0:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 0, which is for none")
     for field in (
@@ -321,16 +321,12 @@ def check(config: TrainConfig):
         raise Refused(f"--p-decode {config.p_decode}: must be 0 with --decoder separate, and above 0 otherwise")
     if config.decoder == "separate" and config.embeddings != "encoder":
         raise Refused(f"--embeddings {config.embeddings} --decoder separate: the decoder mirrors an encoder")
-    if config.embeddings == "learned" and config.source_length:
-        raise Refused("--embeddings learned: only without sources, which would need embeddings before ELF has learned them")
     if config.preflight and (config.embeddings != "encoder" or config.decoder == "separate"):
         raise Refused("--preflight: only for embeddings from an encoder and a decoder shared with the network")
     if Path(config.name).is_absolute():
         raise Refused(f"--name {config.name}: a name inside the directory that --runs gives, not a path of its own")
     if config.batch % config.accumulate:
         raise Refused(f"--accumulate {config.accumulate} does not divide --batch {config.batch}")
-    if not 0 <= config.source_length < config.length:
-        raise Refused(f"--source-length {config.source_length} leaves no room for a text in --length {config.length}")
     if config.warmup_steps >= config.steps:
         raise Refused(f"--warmup-steps {config.warmup_steps} leaves nothing of --steps {config.steps}: lower it")
     if config.processes > 1 and not config.coordinator:

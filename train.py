@@ -478,6 +478,8 @@ def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> Stat
         corpus = load_corpus(config)
         if is_chief():
             print(f"{config.data}: {corpus.summary()}")
+    if config.embeddings == "learned" and corpus.has_sources:
+        raise Refused("--embeddings learned: only without sources, which would need embeddings before ELF has learned them")
     if corpora.is_scratch(config.encoder) and config.embeddings in ("encoder", "table"):
         train_encoder(config, corpus, mesh)
     with chief_first():

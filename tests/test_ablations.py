@@ -153,7 +153,7 @@ def test_tables_are_the_encoders_own_or_random_and_are_kept_with_the_run(small, 
     assert_array_equal(own.embed, ablations.unit(encoder.embed))
     assert own.embed.shape == random.embed.shape and jnp.abs(jnp.corrcoef(own.embed.ravel(), random.embed.ravel())[0, 1]) < 0.1
     for config, table in zip(configs, (own, random), strict=True):
-        train.keep_embedding(config, stories, data.make_embedder(table, stories.rows, by_channel=False, sample=64))
+        train.keep_embedding(config, stories, data.make_embedder(table, stories.rows, by_channel=False, tokens=2048))
         other = dataclasses.replace(config, seed=7)  # as in a round of distillation
         assert_array_equal(train.load_encoder(other, stories, config.directory).embed, table.embed)
 
