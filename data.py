@@ -83,7 +83,7 @@ def compute_in(embedder: Embedder, dtype) -> Embedder:
     return eqx.tree_at(lambda e: e.encoder, embedder, jax.tree.map(lambda a: a.astype(dtype), embedder.encoder))
 
 
-def make_embedder(encoder: eqx.Module, rows: Rows, *, by_channel: bool, tokens: int = 2**18, chunk: int = 64) -> Embedder:
+def make_embedder(encoder: eqx.Module, rows: Rows, *, by_channel: bool, tokens: int = 2**16, chunk: int = 64) -> Embedder:
     """Statistics over tokens from all over the rows, padding left out: of each channel, or the same for all of them.
 
     The paper has the first for encoders from scratch. For T5-small the second comes to the released mean of 0 and std of 0.2.
