@@ -31,7 +31,7 @@ from errors import Refused, one_line
 from generate import Sampler
 from measure import bench_for, measure
 from mesh import make_mesh
-from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, WORDS, mean_and_error
+from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, WORDS, mean_and_error, mean_of
 
 SEEDS = (0, 1, 2)  # of networks and noise; the encoder is the same for all
 BUDGET = "--steps 1000 --num-samples 0 --sample-every 0 --save-every 500"  # for every variant alike
@@ -231,17 +231,18 @@ def make_run(variant: str, seed: int) -> bool:
     finally:  # Interrupted, it saves before it ends.
         child.terminate()
         child.wait()
-    if not (run / "config.json").exists():
+    if child.returncode or not (run / "config.json").exists():  # refused, perhaps as a run of other settings is there
         return False
-    return runs.open_checkpoints(run, keep=None).latest_step() == runs.read_config(run).steps
+    return runs.is_finished(run)
 
 
 def measure_run(variant: str, seed: int, samplers: list[Sampler], kept: Kept):
     mesh = make_mesh("1", 0)
     bench = bench_for(trained.load(str(run_of(variant, seed)), mesh), mesh, SAMPLES)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(bench.trained.model))
     for sampler in samplers:
         scores = measure(bench, sampler, seed).scores
-        kept[key_of(variant, seed, sampler)] = {k: v[0] if isinstance(v, tuple) else v for k, v in scores.items()}
+        kept[key_of(variant, seed, sampler)] = {k: mean_of(v) for k, v in scores.items()} | {PARAMETERS: parameters}
         runs.write_whole(KEPT, json.dumps(kept, indent=1, sort_keys=True) + "\n")
     jax.clear_caches()
 
@@ -263,6 +264,7 @@ def study(names: list[str]) -> list[str]:
 
 # The report
 
+PARAMETERS = "parameters"
 T = 2.92  # Student's, one-sided 5%, of three seeds
 MARGIN = 0.05  # of valid texts, within which two are as good as each other
 
@@ -312,6 +314,8 @@ def shown(name: str, values: list[float], sign: str = "") -> str:
     if not values:
         return "-"
     mean, error = mean_and_error(values)
+    if name == PARAMETERS:
+        return f"{mean:,.0f}"
     if name in (VALID_TEXTS, "exact matches"):
         return f"{100 * mean:{sign}.1f} ± {100 * error:.1f}%"
     return f"{mean:{sign}.3f} ± {error:.3f}"
@@ -342,6 +346,7 @@ def picture(claim: Claim, kept: Kept, file: Path):
 def table_of(claim: Claim, kept: Kept) -> list[str]:
     """All arms, with more than what decides: a share of valid texts can be bought with dull ones."""
     names = ["BLEU", "exact matches"] if "BLEU" in claim.orders else [VALID_TEXTS, EXACT_PERPLEXITY, ENTROPY, WORDS]
+    names += [PARAMETERS] if len({n for arm in claim.arms for n in scores_of(kept, arm, PARAMETERS).values()}) > 1 else []
     lines = [f"| | {' | '.join(names)} | seeds |", f"|---|{'---:|' * (len(names) + 1)}"]
     for arm in claim.arms:
         found = [list(scores_of(kept, arm, name).values()) for name in names]
@@ -352,13 +357,25 @@ def table_of(claim: Claim, kept: Kept) -> list[str]:
     return lines
 
 
+def introduction() -> str:
+    stages = f"five rounds of distill.py with `{VARIANTS['distilled']}`, the embedded translation for guidance by a source"
+    return (
+        f"`python claims.py`: variants of the embedded default, each a run of train.py with `{BUDGET}` ({stages}), seeds "
+        f"{', '.join(map(str, SEEDS))}, {SAMPLES} samples for each number. The encoder is the same for all seeds. A claim holds, "
+        "or does not, where the difference between two variants in the same seeds is beyond chance by Student's t at 5% "
+        "(one-sided); "
+        f'"as good" means within {100 * MARGIN:g} points of valid texts.'
+    )
+
+
 def report(kept: Kept) -> str:
-    lines = ["| claim | in the paper | here |", "|---|---|---|"]
+    lines = [introduction(), "", "| claim | in the paper | here |", "|---|---|---|"]
     lines += [f"| [{c.says}](#{name}) | {c.where} | {verdict(c, kept)} |" for name, c in CLAIMS.items()]
     for name, claim in CLAIMS.items():
         lines += ["", f"### {name}", "", f"{claim.says} ({claim.where}): **{verdict(claim, kept)}**.", "", *table_of(claim, kept)]
-        variants = dict.fromkeys(arm.variant for arm in claim.arms)
-        lines += ["", *(f"`{command_of(variant, 0)}`  " for variant in variants), "", f"![](images/claim-{name}.png)"]
+        lines += ["", f"![{claim.says}](images/claim-{name}.png)", ""]
+        lines += [f"`python claims.py --only {name}`, which runs for every seed:", ""]
+        lines += [f"- `{command_of(variant, 0)}`" for variant in dict.fromkeys(arm.variant for arm in claim.arms)]
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorc
 SENTINELS = 8
 GRAMMARS = {"stories": STORIES}
 EMBEDDED = {**GRAMMARS, **TASKS}
-FORMAT = 2  # of the files below; another number prepares all corpora anew
+FORMAT = 3  # of the files below; another number prepares all corpora anew
 Split = Literal["validation", "test"]
 
 
@@ -61,7 +61,9 @@ class Layout(NamedTuple):
 @dataclass(frozen=True)
 class Corpus:
     key: str
-    """A name for the content."""
+    """A name for what it was made of."""
+    fingerprint: str
+    """What tells that the rows to train on are those of an earlier time."""
     rows: Rows
     validation: Rows
     """Rows that are not trained on: of the split for validation, or for testing if that was asked for."""
@@ -85,10 +87,6 @@ class Corpus:
             ", ".join(f"{n:,} {what}" for what, n in self.counts[split].items() if n) for split in ("train", "validation")
         )
         return f"{train}; held out: {held_out}; {len(self.tokenizer):,} kinds of tokens"
-
-    def fingerprint(self) -> str:
-        """What tells that the rows are those of an earlier time."""
-        return digest([len(self.rows.s), hashlib.sha256(np.ascontiguousarray(self.rows.s[:1_000])).hexdigest()])
 
 
 def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path, split: Split = "validation") -> Corpus:
@@ -137,17 +135,20 @@ def content_of(files: Iterable[Path]) -> list:
 @contextmanager
 def only_one(directory: Path) -> Iterator[Path | None]:
     """A place to make `directory` in, unless it is there. It appears whole or not at all, and no two processes make it."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with directory.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if directory.exists():
-            yield None
-            return
-        place = directory.with_suffix(".partial")
-        shutil.rmtree(place, ignore_errors=True)  # of one that was killed
-        place.mkdir()
-        yield place
-        place.rename(directory)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with directory.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if directory.exists():
+                yield None
+                return
+            place = directory.with_suffix(".partial")
+            shutil.rmtree(place, ignore_errors=True)  # of one that was killed
+            place.mkdir()
+            yield place
+            place.rename(directory)
+    except OSError as error:
+        raise Refused(f"--cache {directory.parent}: data could not be prepared there ({error})") from None
 
 
 # Texts to rows
@@ -157,13 +158,15 @@ def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Examp
     """Write what `read_corpus` reads. `texts` gives those of a split, and counts what it leaves out."""
     if tokenizer.eos_token_id is None:
         raise Refused("the tokenizer has no EOS, by which texts are ended: give another by --tokenizer")
-    counts, with_sources = {split: Counter(rows=0) for split in texts}, set()
+    counts, with_sources, content = {split: Counter(rows=0) for split in texts}, set(), hashlib.sha256()
     for split, told in counts.items():
         examples = kept(texts[split](told), directory / f"{split}.texts", tokenizer, write=split != "train")
         with (directory / f"{split}.s").open("wb") as s, (directory / f"{split}.ends").open("wb") as ends:
             for some in to_rows(examples, tokenizer, layout, told):
-                some.s.astype(token_type(tokenizer)).tofile(s)
-                np.stack([some.length, some.prefix], axis=1).astype(np.int32).tofile(ends)
+                parts = some.s.astype(token_type(tokenizer)), np.stack([some.length, some.prefix], axis=1).astype(np.int32)
+                for raw, file in zip(map(np.ndarray.tobytes, parts), (s, ends), strict=True):
+                    file.write(raw)
+                    content.update(raw if split == "train" else b"")
                 told["rows"] += len(some.s)
                 with_sources |= {bool(prefix) for prefix in some.prefix[:1]}
         if not told["rows"]:
@@ -173,6 +176,7 @@ def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Examp
         if len(with_sources) > 1:
             raise Refused(f"texts have sources in one split and none in another ({', '.join(texts)}): give all of them sources")
     tokenizer.save_pretrained(directory / "tokenizer")
+    (directory / "fingerprint").write_text(content.hexdigest())
     (directory / "counts.json").write_text(json.dumps(counts, indent=2) + "\n")
 
 
@@ -182,7 +186,7 @@ def kept(examples: Iterable[Example], file: Path, tokenizer, *, write: bool) -> 
         for example in examples:
             if write:
                 words = example.readable or [
-                    part if isinstance(part, str | None) else tokenizer.decode(part, skip_special_tokens=True)
+                    part if isinstance(part, str | None) else tokenizer.decode(known(part, tokenizer), skip_special_tokens=True)
                     for part in (example.text, example.source)
                 ]
                 out.write(json.dumps(dict(zip(("text", "source"), words, strict=True)), ensure_ascii=False) + "\n")
@@ -201,7 +205,8 @@ def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None, s
         return Rows(np.memmap(directory / f"{split}.s", token_type(tokenizer), "r", shape=(n, layout.length)), *ends.T)
 
     held_out = [Example(**json.loads(line)) for line in (directory / f"{split}.texts").open(encoding="utf-8")]
-    return Corpus(directory.name, rows("train"), rows(split), held_out, split, tokenizer, counts, rules)
+    content = (directory / "fingerprint").read_text()
+    return Corpus(directory.name, content, rows("train"), rows(split), held_out, split, tokenizer, counts, rules)
 
 
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # what holds its tokens, in one form or another
@@ -239,12 +244,25 @@ def token_type(tokenizer):
     return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
 
 
-def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counter, at_once: int = 1_000) -> Iterator[Rows]:
+def some_at_a_time(examples: Iterable[Example], most: int = 1_000, size: int = 2_000_000) -> Iterator[list[Example]]:
+    """Lists of so many texts, or of texts of so many characters together: memory does not grow with their length."""
+    some, long = [], 0
+    for example in examples:
+        some.append(example)
+        long += len(example.text) + len(example.source or "")
+        if len(some) == most or long >= size:
+            yield some
+            some, long = [], 0
+    if some:
+        yield some
+
+
+def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counter) -> Iterator[Rows]:
     """Rows of some texts after the other. Tokenizers work on all cores by themselves if given many texts."""
     eos, rest = tokenizer.eos_token_id, np.zeros(0, np.int32)
     ahead = iter(tqdm(examples, desc="tokenising", unit=" texts", unit_scale=True, leave=False))
-    while some := list(islice(ahead, at_once)):
-        texts, given = (to_tokens([example[i] for example in some], tokenizer) for i in range(2))
+    for some in some_at_a_time(ahead):
+        texts, given = (to_tokens([example[i] for example in some], tokenizer, told) for i in range(2))
         told["unknown tokens"] += sum(row.count(tokenizer.unk_token_id) for row in chain(texts, given) if row)
         if given[0] is not None and not 0 < layout.source < layout.length:
             room = f"--source-length {layout.source}, --length {layout.length}"
@@ -256,15 +274,26 @@ def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counte
             yield pad_rows(texts, given, layout, eos, told)
 
 
-def to_tokens(texts: Sequence[str | list[int] | None], tokenizer) -> list[list[int] | None]:
+def to_tokens(texts: Sequence[str | list[int] | None], tokenizer, told: Counter) -> list[list[int] | None]:
     if isinstance(texts[0], str):
-        return tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    if texts[0] is not None:
-        least, most = min(map(min, texts)), max(map(max, texts))
-        if least < 0 or most >= len(tokenizer):
-            odd = least if least < 0 else most
-            raise Refused(f"the data has token {odd}, and the tokenizer {len(tokenizer)}: made for another encoder?")
-    return list(texts)
+        rows = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return [without_eos(row, tokenizer.eos_token_id, told) for row in rows]
+    return list(texts) if texts[0] is None else [known(row, tokenizer) for row in texts]
+
+
+def without_eos(tokens: list[int], eos: int, told: Counter) -> list[int]:
+    """Words that spell the end of a text do not end it."""
+    if eos not in tokens:
+        return tokens
+    told["EOS left out"] += tokens.count(eos)
+    return [token for token in tokens if token != eos]
+
+
+def known(tokens: list[int], tokenizer) -> list[int]:
+    """The same, if they are the tokenizer's."""
+    if odd := next((token for token in (min(tokens), max(tokens)) if not 0 <= token < len(tokenizer)), None):
+        raise Refused(f"the data has token {odd}, and the tokenizer {len(tokenizer)}: made for another encoder?")
+    return tokens
 
 
 def pad_rows(texts: Sequence[list[int]], given: Sequence[list[int] | None], layout: Layout, eos: int, told: Counter) -> Rows:

@@ -21,7 +21,7 @@ from corpora import EMBEDDED, Corpus, Layout, Rows, digest, is_scratch, load_cor
 from errors import Refused
 from hub import fetch, fetch_network
 from losses import Batch
-from pretrained import T5_CONFIGS, T5Encoder, load_t5, t5_from_config
+from pretrained import T5_CONFIGS, T5Encoder, configuration, load_t5, t5_from_config, t5_like
 
 
 def batch_indices(rows: int, size: int, seed: int, step: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def compute_in(embedder: Embedder, dtype) -> Embedder:
 def make_embedder(encoder: eqx.Module, rows: Rows, *, by_channel: bool, tokens: int = 2**16, chunk: int = 64) -> Embedder:
     """Statistics over tokens from all over the rows, padding left out: of each channel, or the same for all of them.
 
-    The paper has the first for encoders from scratch. For T5-small the second comes to the released mean of 0 and std of 0.2.
+    The paper has the first for encoders from scratch. For T5-small, released code has the second: a mean of 0 and a std of 0.2.
     """
     width = encoder.embed.shape[1]
     raw = Embedder(encoder, jnp.zeros(width), jnp.ones(width))
@@ -120,7 +120,7 @@ def fingerprint(network: eqx.Module) -> str:
 def describe(embedder: Embedder, corpus: Corpus) -> str:
     """What a run keeps of its embeddings: the statistics, and what tells its encoder and rows from others."""
     kept = dict(mean=embedder.mean.tolist(), std=embedder.std.tolist())
-    return json.dumps(kept | dict(encoder=fingerprint(embedder.encoder), rows=corpus.fingerprint())) + "\n"
+    return json.dumps(kept | dict(encoder=fingerprint(embedder.encoder), rows=corpus.fingerprint)) + "\n"
 
 
 def read_embedder(encoder: eqx.Module, directory: Path, corpus: Corpus | None = None) -> Embedder:
@@ -128,7 +128,7 @@ def read_embedder(encoder: eqx.Module, directory: Path, corpus: Corpus | None = 
     kept = json.loads((directory / EMBEDDING).read_text())
     if kept["encoder"] != fingerprint(encoder):
         raise Refused(f"{directory} was trained with another encoder than this one: give it the same again")
-    if corpus and kept["rows"] != corpus.fingerprint():
+    if corpus and kept["rows"] != corpus.fingerprint:
         raise Refused(f"{directory} was trained on other rows than --data now gives: choose another --name, or restore the data")
     return Embedder(encoder, jnp.asarray(kept["mean"]), jnp.asarray(kept["std"]))
 
@@ -144,7 +144,8 @@ def shapes_for(encoder: str, corpus: str, tokenizer: str, layout: Layout, cache:
     elif encoder in T5_CONFIGS:
         config = T5_CONFIGS[encoder]
     else:
-        config = json.loads((fetch(encoder, "--encoder", ["config.json"]) / "config.json").read_text())
+        with configuration(fetch(encoder, "--encoder", ["config.json"])) as config:
+            t5_like(config, Path(encoder))
 
     def make():
         network = t5_from_config(config, jax.random.key(0), unroll)

@@ -64,6 +64,8 @@ class Distill:
     """Who judges them, as in eval.py."""
     data: str = ""
     """What a released teacher was trained on, if its name does not tell."""
+    data_dir: str = ""
+    """As in eval.py."""
     encoder: str = ""
     """T5 directory for a released teacher, if not t5-small from the hub."""
     mesh: str = "1"
@@ -80,6 +82,11 @@ class Distill:
     """Do not train: compile the step of each round for a TPU, as in train.py."""
     preflight_json: Path | None = None
     """File for the numbers of that, by round."""
+
+    @property
+    def released(self) -> dict[str, str]:
+        """What has to be told of a released teacher."""
+        return dict(corpus=self.data, data_dir=self.data_dir, encoder=self.encoder)
 
     def directory(self, student_steps: int) -> Path:
         return Path(self.name or f"{Path(self.teacher).name}-distilled") / str(student_steps)
@@ -106,7 +113,7 @@ def follow(
         z, x_prev = carry
         t, t_next = times
         x_hat = keep(teacher.denoise(z, x_prev, t, w))
-        return (keep(z + (t_next - t)[:, None, None] * losses.velocity(x_hat, z, t)), x_hat), None
+        return (keep(z + (t_next - t)[:, None, None] * losses.velocity(x_hat, z, t, clip=0.0)), x_hat), None
 
     (z, _), _ = jax.lax.scan(step, (z, x_prev), (ts[:-1], ts[1:]))
     return z
@@ -166,6 +173,8 @@ def check(asked: Distill):
 def check_teacher(asked: Distill, config: TrainConfig):
     if config.embeddings == "learned" or config.decoder == "separate":
         raise Refused(f"--teacher {asked.teacher}: only with frozen embeddings and a decoder shared with the network")
+    if config.model not in SIZES:
+        raise Refused(f"--teacher {asked.teacher}: of a size that has no name here; known are {', '.join(SIZES)}")
 
 
 def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch: int, few_step: bool) -> TrainConfig:
@@ -175,13 +184,13 @@ def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch
     base = replace(teacher, **{k: v for k, v in given.items() if v is not None})
     if few_step and (sampling := paper.FEW_STEP_SAMPLING.get(student_steps)):
         base = replace(base, w=sampling.w, gamma=sampling.gamma)
-    steps = asked.steps or max(1, epoch // base.batch)
+    steps = max(1, epoch // base.batch) if asked.steps is None else asked.steps
     warmup = max(1, steps // 10) if asked.warmup_steps is None else asked.warmup_steps
     return replace(
         base,
         steps=steps,
         warmup_steps=warmup,
-        teacher=asked.teacher,
+        teacher=str(Path(asked.teacher)),
         teacher_steps=asked.teacher_steps,
         student_steps=student_steps,
         name=str(asked.directory(student_steps)),
@@ -208,7 +217,7 @@ def distill(asked: Distill) -> list[Path]:
     """All rounds, one after the other; the directories of their runs."""
     check(asked)
     mesh = make_mesh(asked.mesh, 0)
-    teacher = trained.load(asked.teacher, mesh, corpus=asked.data, encoder=asked.encoder)
+    teacher = trained.load(asked.teacher, mesh, **asked.released)
     check_teacher(asked, teacher.config)
     corpus = teacher.corpus()
     embedder = teacher.embedder(corpus)
@@ -233,18 +242,21 @@ def first_student(asked: Distill, teacher: trained.Trained, mesh: Mesh) -> tuple
     """What the first round begins as: the student of twice as many steps if it is finished, or else the teacher."""
     twice = 2 * asked.rounds[0]
     before = asked.runs / asked.directory(twice)
-    if (before / "config.json").exists():
-        found = trained.load_run(before, mesh)
-        if found.step == found.config.steps:
-            return found.model, twice
-    return teacher.model, None
+    if not (before / "config.json").exists() or not runs.is_finished(before):
+        return teacher.model, None
+    found = trained.load_run(before, mesh)
+    if found.config.weights.split()[0] != teacher.weights:
+        raise Refused(f"{before} was distilled from another teacher ({found.config.teacher}): choose another --name")
+    return found.model, twice
 
 
 def show_tables(asked: Distill, directories: list[Path]):
     """The paper's Tables 4 and 5: the last student beside its teacher, and all students."""
     mesh, out = make_mesh(asked.mesh, 0), directories[-1].parent
-    teacher = trained.load(asked.teacher, mesh, corpus=asked.data, encoder=asked.encoder)
+    teacher = trained.load(asked.teacher, mesh, **asked.released)
     n = teacher.config.num_samples if asked.num_samples is None else asked.num_samples
+    if n == 0:
+        return
     *_, last = students = [bench_for(trained.load(str(d), mesh), mesh, n, asked.judge) for d in directories]
     tables.write(tables.few_step([last, bench_for(teacher, mesh, n, asked.judge)], [0]), out / "few-step")
     print()
@@ -272,7 +284,7 @@ def teacher_config(asked: Distill) -> TrainConfig:
         return preset(asked.teacher, asked.data or None)
     if (Path(asked.teacher) / "config.json").exists():
         return runs.read_config(Path(asked.teacher))
-    return trained.load(asked.teacher, make_mesh("1", 0), corpus=asked.data, encoder=asked.encoder).config
+    return trained.load(asked.teacher, make_mesh("1", 0), **asked.released).config
 
 
 def plan_of(k: int, config: TrainConfig, mesh: Mesh) -> train.Plan:
@@ -300,8 +312,7 @@ def main():
         train.huge_pages()
         join_processes(asked.coordinator, asked.processes, asked.process_id)
         directories = distill(asked)
-        if asked.num_samples != 0:
-            show_tables(asked, directories)
+        show_tables(asked, directories)
     if is_chief():
         print(f"\n{directories[-1].parent}: {(time.time() - begun) / 60:.1f} minutes")
 

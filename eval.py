@@ -13,6 +13,7 @@ What is measured is kept with the run, so an interrupted table continues.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -43,6 +44,8 @@ class OfRun:
 
     data: str = ""
     """What a released checkpoint was trained on (owt, de-en, xsum), if its name does not tell."""
+    data_dir: str = ""
+    """Local directory with these texts, where the hub cannot be reached."""
     encoder: str = ""
     """T5 directory with encoder and tokenizer for a released checkpoint, if not t5-small from the hub."""
     split: Literal["validation", "test"] = "validation"
@@ -53,7 +56,7 @@ class OfRun:
     """Devices that share the work, as in train.py."""
 
     def load(self, run: str) -> trained.Trained:
-        return trained.load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.encoder)
+        return trained.load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.data_dir, self.encoder)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class OfRuns(OfRun):
     """Texts for each measurement, by default as many as the run says; with sources, answers to at most that many."""
     judge: str = ""
     """A GPT-2 by name or directory, for perplexities, or none; by default a grammar's own exact likelihood, or gpt2-large."""
+
+    def benches(self, names: Sequence[str], form: Form) -> list[Bench]:
+        if not names:
+            raise Refused("give at least one run: the directory of one, or a released checkpoint")
+        return [self.bench(run, form) for run in names]
 
     def bench(self, run: str, form: Form = "paper") -> Bench:
         mesh = make_mesh(self.mesh, 0)
@@ -95,6 +103,8 @@ class Settings:
         sampler = dataclasses.replace(generate.sampler_of(config), **chosen)
         if sampler.steps < 1:
             raise Refused(f"--steps {sampler.steps}: must be at least 1")
+        if sampler.gamma < 0 or not sampler.w > 0:
+            raise Refused(f"--gamma {sampler.gamma} --w {sampler.w}: γ must be at least 0, which is the ODE, and w above 0")
         return sampler
 
 
@@ -119,6 +129,8 @@ class Samples(OfRuns):
     """File to write (.jsonl, and .html beside it); by default samples/ in the run."""
 
     def __call__(self):
+        if self.out and self.out.suffix != ".jsonl":
+            raise Refused(f"--out {self.out}: give a name that ends in .jsonl; the page is written beside it")
         bench = self.bench(self.run)
         sampler = self.how.sampler(bench.trained.config)
         texts, scores, each = measure(bench, sampler, self.seed)
@@ -152,19 +164,22 @@ class TableCommand(OfRuns):
     """Whose SDE step, and whose unguided pass where a condition guides."""
 
     def __call__(self):
-        if self.name == "tokens":
+        if self.name == "tokens" and self.run:
             found = [self.load(run) for run in self.run]
             return tables.write(tables.tokens(found), self.out or found[0].directory / "tables" / self.name)
-        benches = [self.bench(run, self.form) for run in self.run]
+        benches = self.benches(self.run, self.form)
         tables.write(TABLES[self.name](benches, self.seeds), self.out or benches[0].trained.directory / "tables" / self.name)
+
+
+Figures = Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off", "few-step"]
 
 
 @dataclass(frozen=True)
 class FigureCommand(OfRuns):
     """A figure of the paper, drawn from our runs, with the paper's points where it prints them."""
 
-    name: tyro.conf.Positional[Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off"]] = tyro.MISSING
-    """Which: Figures 4 and 6, 5c, 16a, 16b, 17, and 7 and 9c of the paper."""
+    name: tyro.conf.Positional[Figures] = tyro.MISSING
+    """Which: Figures 4 and 6, 5c, 16a, 16b, 17, 7 and 9c, and 9a of the paper."""
     run: tuple[str, ...] = tyro.MISSING
     """Directories of runs, or released checkpoints."""
     seeds: tuple[int, ...] = (0,)
@@ -175,8 +190,8 @@ class FigureCommand(OfRuns):
     """Whose SDE step, and whose unguided pass where a condition guides."""
 
     def __call__(self):
-        benches = [self.bench(run, self.form) for run in self.run]
-        figure = FIGURES[self.name](benches, self.seeds)
+        benches = self.benches(self.run, self.form)
+        figure = FIGURES[self.name](benches, self.seeds or (0,))
         out = self.out or benches[0].trained.directory / "figures" / self.name
         figures.write(figure, out)
 
@@ -229,8 +244,8 @@ class Compare(OfRuns):
     """Files to write, without their ending."""
 
     def __call__(self):
-        benches = [self.bench(run, self.how.form) for run in self.runs]
-        figure = figures.compare(benches, self.seeds, [self.how.sampler(bench.trained.config) for bench in benches])
+        benches = self.benches(self.runs, self.how.form)
+        figure = figures.compare(benches, self.seeds or (0,), [self.how.sampler(bench.trained.config) for bench in benches])
         figures.write(figure, self.out)
 
 

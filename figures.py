@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import paper
 import tables
-from errors import Refused
 from generate import Sampler
 from measure import Bench, over_seeds
-from metrics import ENTROPY, Score
-from tables import Table, need_answers, need_perplexity, notes_of, number
+from metrics import ENTROPY, mean_of
+from tables import Table, need_answers, need_perplexity, need_same_scores, notes_of, number
 
 SCALES = (0.5, 1.0, 1.5, 2.0, 3.0)
 STEPS = (4, 8, 16, 32, 64)
@@ -46,10 +45,6 @@ class Figure(NamedTuple):
     log_x: bool = False
 
 
-def value(score: Score) -> float:
-    return score[0] if isinstance(score, tuple) else score
-
-
 def sweep(
     title: str,
     benches: Sequence[Bench],
@@ -70,10 +65,10 @@ def sweep(
             scored = [over_seeds(bench, sampler, seeds) for sampler in samplers.values()]
             names = list(scored[0])
             rows += [[bench.trained.name, name, k, *map(number, s.values())] for k, s in zip(samplers, scored, strict=True)]
-            along = [value(scores[x]) for scores in scored] if isinstance(x, str) else x
+            along = [mean_of(scores[x]) for scores in scored] if isinstance(x, str) else x
             at = list(samplers) if isinstance(x, str) else [""] * len(samplers)
             for head, curve in drawn.items():
-                up = [value(scores[bench.judge.shown[head]]) for scores in scored]
+                up = [mean_of(scores[bench.judge.shown[head]]) for scores in scored]
                 label = name if len(benches) == 1 else f"{bench.trained.name}, {name}"
                 curve[label] = [Point(*each) for each in zip(at, along, up, strict=True)]
     table = Table(title, ["run", "curve", "at", *names], rows, notes_of(benches, seeds))
@@ -104,7 +99,9 @@ def samplers(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 5c: ODE and SDE over numbers of steps."""
     need_perplexity(benches)
     curves = {kind: {f"{n} steps": Sampler(n, 1.0, 1.0, gamma) for n in STEPS} for kind, gamma in KINDS.items()}
-    return sweep("Samplers (Figure 5c), w 1", benches, seeds, curves, STEPS, "PPL", ("steps", "perplexity"), log_x=True)
+    theirs = {f"elf-b, {kind}": [Point("", 64, paper.SCALING[64, 1.0, gamma]["elf-b"][0])] for kind, gamma in KINDS.items()}
+    title = "Samplers (Figure 5c), w 1"
+    return sweep(title, benches, seeds, curves, STEPS, "PPL", ("steps", "perplexity"), theirs, log_x=True)
 
 
 def schedules(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
@@ -119,37 +116,53 @@ def gammas(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 16b: perplexity against entropy over γ."""
     need_perplexity(benches)
     curves = {"SDE": {f"γ {gamma:g}": Sampler(64, 1.0, 1.0, gamma) for gamma in GAMMAS}}
+    found = {gamma: paper.SCALING[64, 1.0, gamma]["elf-b"] for gamma in KINDS.values()}
+    theirs = {"elf-b": [Point(f"γ {gamma:g}", entropy, ppl) for gamma, (ppl, entropy) in found.items()]}
     title = "Noise re-injection (Figure 16b), 64 steps, w 1"
-    return sweep(title, benches, seeds, curves, ENTROPY, "PPL", ("entropy", "perplexity"))
+    return sweep(title, benches, seeds, curves, ENTROPY, "PPL", ("entropy", "perplexity"), theirs)
 
 
 def cfg(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 17: the task's score over guidance scales of the condition."""
     need_answers(benches)
     curves = {"ODE": {f"cfg {scale:g}": Sampler(64, 1.0, scale, 0.0) for scale in CFG_SCALES}}
-    score = "ROUGE-L" if any(bench.trained.config.data.startswith(SUMMARIES) for bench in benches) else "BLEU"
+    is_summary = any(Path(bench.trained.config.data).name.startswith(SUMMARIES) for bench in benches)
+    _, bleu, _, _, (rouge, _) = paper.DOWNSTREAM["ELF-B"]
+    score, of_paper, corpus = ("ROUGE-L", rouge, "XSum") if is_summary else ("BLEU", bleu, "De-En")
+    theirs = {f"elf-b, {corpus} (Table 1)": [Point("", paper.DOWNSTREAM_CFG, of_paper)]}
     title = "Guidance by the source (Figure 17), 64 steps, w 1"
-    return sweep(title, benches, seeds, curves, CFG_SCALES, score, ("guidance scale", score))
+    return sweep(title, benches, seeds, curves, CFG_SCALES, score, ("guidance scale", score), theirs)
 
 
 def trade_off(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figures 7 and 9c: the frontier of perplexity and entropy at every number of steps."""
     need_perplexity(benches)
-    curves = {f"{n} steps": {f"w {w:g}": Sampler(n, w, 1.0, 1.5) for w in SCALES} for n in (4, 8, 16, 32)}
+    curves = {f"{n} steps": {f"w {w:g}": Sampler(n, w, 1.0, 1.5) for w in SCALES} for n in (1, 2, 4, 8, 16, 32)}
     theirs = {"ELF-B, w 3 (Table 9)": [Point(f"{s.steps} steps", e[0], p[0]) for s, (p, e) in paper.SYSTEM.items()]}
     theirs["ELF + PD (Table 4)"] = [Point(f"{n} steps", row[-1][1], row[-1][0]) for n, row in paper.FEW_STEP.items()]
-    title = "Trade-off by steps (Figures 7 and 9c), γ 1.5"
+    title = "Trade-off by steps (Figures 7 and 9c), γ 1.5; tables of the paper as they say"
     return sweep(title, benches, seeds, curves, ENTROPY, "PPL", ("entropy", "perplexity"), theirs)
+
+
+def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
+    """Figure 9a: perplexity at few steps, beside distilled models of others."""
+    need_perplexity(benches)
+    curves = {"here": {f"{n} steps": Sampler(n, s.w, 1.0, s.gamma) for n, s in paper.FEW_STEP_SAMPLING.items()}}
+    theirs = {
+        method: [Point("", n, row[i][0]) for n, row in paper.FEW_STEP.items()] for i, method in enumerate(paper.FEW_STEP_METHODS)
+    }
+    steps = list(paper.FEW_STEP_SAMPLING)
+    title = "Few steps (Figure 9a)"
+    return sweep(title, benches, seeds, curves, steps, "PPL", ("steps", "perplexity"), theirs, log_x=True)
 
 
 def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[Sampler]) -> Figure:
     """One point for each run: perplexity against entropy, or the scores of its answers."""
-    if len({tuple(bench.judge.shown.values()) for bench in benches}) > 1:
-        raise Refused("these runs are judged by different scores: compare them apart, or give all the same --judge")
+    need_same_scores(benches)
     scored = [over_seeds(bench, sampler, seeds) for bench, sampler in zip(benches, samplers, strict=True)]
     first, *_, last = benches[0].judge.shown.values()
     x, y = (ENTROPY, first) if "PPL" in benches[0].judge.shown else (first, last)
-    curves = {b.trained.name: [Point("", value(s[x]), value(s[y]))] for b, s in zip(benches, scored, strict=True)}
+    curves = {b.trained.name: [Point("", mean_of(s[x]), mean_of(s[y]))] for b, s in zip(benches, scored, strict=True)}
     rows = [[b.trained.name, *map(number, s.values())] for b, s in zip(benches, scored, strict=True)]
     settings = "; ".join(
         f"{b.trained.name}: {', '.join(f'{k} {v}' for k, v in asdict(s).items())}" for b, s in zip(benches, samplers, strict=True)
@@ -164,6 +177,7 @@ FIGURES: dict[str, Callable[[Sequence[Bench], Sequence[int]], Figure]] = {
     "schedules": schedules,
     "gamma": gammas,
     "cfg": cfg,
+    "few-step": few_step,
     "trade-off": trade_off,
 }
 

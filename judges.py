@@ -19,6 +19,7 @@ import corpora
 import hub
 import metrics
 from corpora import Corpus, load_tokenizer
+from data import fingerprint
 from errors import Refused
 from grammar import Grammar
 from mesh import by_row, fetch, is_chief, place_rows, replicate
@@ -42,6 +43,8 @@ class Judge(NamedTuple):
     """What every text has by itself."""
     low_is_good: bool
     judge: Callable[[list[str]], Judgement]
+    weights: str = ""
+    """What tells its network from others, where it is one."""
 
 
 def judge_of(corpus: Corpus | None, name: str, mesh: Mesh) -> Judge:
@@ -100,11 +103,12 @@ NO_JUDGE = Judge(
 def report(judge: Judge, corpus: Corpus | None, texts: list[str], scores: dict[str, Score]) -> str:
     """The scores of samples beside those of what they can be held against, as a table."""
     columns = dict(samples=scores)
-    if corpus and corpus.has_sources:
+    if corpus and "BLEU" in judge.shown:
         sources = [example.source for example in corpus.held_out[: len(texts)]]
         columns |= dict(source=judge.judge(sources).scores, nothing=judge.judge([""] * len(texts)).scores)
     elif corpus:  # Rows of the same length, cut at the same EOS: entropy and perplexity depend on both.
-        theirs = corpora.texts_of(np.asarray(corpus.validation.s[: len(texts)]), corpus.tokenizer)
+        s, prefix = (np.asarray(part[: len(texts)]) for part in (corpus.validation.s, corpus.validation.prefix))
+        theirs = corpora.texts_of(s, corpus.tokenizer, prefix)
         columns |= dict(corpus=judge.judge(theirs).scores)
     title = f"{len(texts):,} samples" + (f", {corpus.split} split" if corpus else "")
     lines = [title.ljust(34) + "".join(f"{name:>15}" for name in columns)]
@@ -123,13 +127,14 @@ def some_texts(corpus: Corpus | None, texts: list[str], n: int = 3) -> str:
 def gpt2_judge(name: str, mesh: Mesh) -> Judge:
     more = ["tokenizer*", "vocab.json", "merges.txt"]
     place = hub.fetch_network(name, "--judge", more, holding="a GPT-2 and its tokenizer, or none to do without")
-    model, tokenizer = replicate(load_gpt2(place), mesh), load_tokenizer(place)
+    model, tokenizer = load_gpt2(place), load_tokenizer(place)
     if len(tokenizer) > len(model.embed):
         raise Refused(f"--judge {name}: its tokenizer has {len(tokenizer)} tokens and its network {len(model.embed)}")
     context = len(model.positions)
     signature = f"Gen. PPL by {Path(name).name}, at most {context} tokens a text; entropy of its tokens within a text, nats"
     shown = {"PPL": "Gen. PPL", "entropy": metrics.ENTROPY}
-    return Judge(signature, shown, "perplexity", low_is_good=True, judge=partial(judged_by, model, tokenizer, mesh))
+    judge = partial(judged_by, replicate(model, mesh), tokenizer, mesh)
+    return Judge(signature, shown, "perplexity", low_is_good=True, judge=judge, weights=fingerprint(model))
 
 
 Tokens = list[list[int]]

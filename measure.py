@@ -56,7 +56,8 @@ def measure(bench: Bench, sampler: Sampler, seed: int = 0) -> Measured:
     """Texts and what they are worth, from the file of an earlier time if there is one."""
     trained = bench.trained
     settings = dict(run=trained.name, weights=trained.weights, encoder=trained.config.encoder, n=bench.n, seed=seed)
-    settings |= dict(rows=bench.corpus and bench.corpus.key, judge=bench.judge.signature) | dataclasses.asdict(sampler)
+    settings |= dict(rows=bench.corpus and [bench.corpus.key, bench.corpus.split])
+    settings |= dict(judge=[bench.judge.signature, bench.judge.weights]) | dataclasses.asdict(sampler)
     file = trained.directory / "measured" / f"{digest(settings)}.json"
     if file.exists():
         found = json.loads(file.read_text())
@@ -86,8 +87,4 @@ def over_seeds(bench: Bench, sampler: Sampler, seeds: Iterable[int]) -> dict[str
     found = [measure(bench, sampler, seed).scores for seed in seeds]
     if len(found) == 1:
         return found[0]
-
-    def mean(score: Score) -> float:
-        return score[0] if isinstance(score, tuple) else score
-
-    return {name: metrics.mean_and_error([mean(scores[name]) for scores in found]) for name in found[0]}
+    return {name: metrics.mean_and_error([metrics.mean_of(scores[name]) for scores in found]) for name in found[0]}

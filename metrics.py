@@ -59,6 +59,10 @@ def exact_perplexities(rules: grammar.Grammar, texts: list[str]) -> list[float]:
     return [math.exp(-p / len(grammar.split(text))) if p > -math.inf else math.inf for p, text in zip(log_p, texts, strict=True)]
 
 
+def mean_of(score: Score) -> float:
+    return score[0] if isinstance(score, tuple) else score
+
+
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     """Mean and its standard error."""
     mean = sum(values) / len(values)
@@ -97,6 +101,8 @@ def text_scores(texts: list[str]) -> dict[str, Score]:
 
 def shown(name: str, score: Score) -> str:
     """A score as text: shares in percent, means with their error."""
+    is_share = name.startswith(("valid", "distinct", "exact matches"))
     if isinstance(score, tuple):
-        return f"{score[0]:.2f} ± {score[1]:.{2 if score[1] >= 0.1 else 3}f}"
-    return f"{score:.1%}" if name.startswith(("valid", "distinct", "exact matches")) else f"{score:.3f}"
+        mean, error = (100 * part if is_share else part for part in score)
+        return f"{mean:.1f} ± {error:.1f}%" if is_share else f"{mean:.2f} ± {error:.{2 if error >= 0.1 else 3}f}"
+    return f"{score:.1%}" if is_share else f"{score:.3f}"

@@ -1,7 +1,8 @@
 """Networks that others trained, read without their frameworks: T5 encoders, the GPT-2 judge, released ELF weights."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -149,19 +150,22 @@ def dotted(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def as_they_are(key: str, tensor: np.ndarray) -> np.ndarray:
+def as_they_are(key: str, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return tensor
 
 
 def fill(like, names: Mapping[str, str], tensors: Mapping[str, np.ndarray], where: str, convert: Callable = as_they_are):
-    """`like` with tensors in the place of its leaves. Each must be there and fit, and none may be left over."""
+    """`like` with tensors in the place of its leaves. Each must be there and fit, and none may be left over.
+
+    `convert` is told the shape that a leaf should come to; what does not fit it leaves as it is, to be refused here.
+    """
     left = set(tensors)
 
     def part(key, name, shape):
         if name not in tensors:
             raise Refused(f"{where}: it has no tensor {name}")
         left.discard(name)
-        value = convert(key, tensors[name])
+        value = convert(key, tensors[name], shape)
         if value.shape != shape:
             raise Refused(f"{where}: {name} has shape {value.shape} where {shape} was expected")
         return np.asarray(value, np.float32)
@@ -200,7 +204,7 @@ def t5_names(encoder: T5Encoder) -> dict[str, str]:
     return T5_NAMES_UNGATED if encoder.blocks.mlp.gate is None else T5_NAMES
 
 
-def turned(key: str, tensor: np.ndarray) -> np.ndarray:
+def turned(key: str, tensor: np.ndarray, shape: tuple[int, ...] = ()) -> np.ndarray:
     """Hugging Face keeps the matrices of a T5's layers as (out, in)."""
     return tensor.T if key.startswith("blocks.") else tensor
 
@@ -265,17 +269,34 @@ def read_tensors(directory: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 
+@contextmanager
+def configuration(directory: Path) -> Iterator[dict]:
+    """What a Hugging Face directory says of its network. What is damaged, or turns out to be missing, is told by name."""
+    file = directory / "config.json"
+    try:
+        yield json.loads(file.read_text())
+    except ValueError as error:
+        raise Refused(f"{file}: not JSON ({error})") from None
+    except (KeyError, TypeError) as error:
+        raise Refused(f"{file}: it does not describe a network that is known here ({type(error).__name__}: {error})") from None
+
+
 def load_t5(directory: Path) -> T5Encoder:
     """The encoder of a Hugging Face T5 directory. Every tensor must be there and fit."""
-    config = json.loads((directory / "config.json").read_text())
-    if config.get("model_type") not in ("t5", "mt5") or config.get("feed_forward_proj", "relu") not in ("relu", "gated-gelu"):
-        kind = f"{config.get('model_type')}, {config.get('feed_forward_proj')}"
-        raise Refused(f"{directory}: not a T5 (its configuration says {kind}), whose layers are relu or gated-gelu")
-    like = jax.eval_shape(lambda: t5_from_config(config, jax.random.key(0)))
+    with configuration(directory) as config:
+        like = t5_like(config, directory)
     tensors = read_tensors(directory)
     tensors = {k: v for k, v in tensors.items() if not k.startswith(("decoder.", "lm_head."))}  # of whole T5s
     tensors.pop("encoder.embed_tokens.weight", None)  # a copy of shared.weight
     return fill(like, t5_names(like), tensors, f"{directory}/model.safetensors", turned)
+
+
+def t5_like(config: Mapping, directory: Path) -> T5Encoder:
+    """The shapes of an encoder, as its configuration tells them."""
+    if config.get("model_type") not in ("t5", "mt5") or config.get("feed_forward_proj", "relu") not in ("relu", "gated-gelu"):
+        kind = f"{config.get('model_type')}, {config.get('feed_forward_proj')}"
+        raise Refused(f"{directory}: not a T5 (its configuration says {kind}), whose layers are relu or gated-gelu")
+    return jax.eval_shape(lambda: t5_from_config(config, jax.random.key(0)))
 
 
 def save_t5(encoder: T5Encoder, directory: Path):
@@ -348,13 +369,16 @@ class GPT2(eqx.Module):
         return self.hidden(s) @ self.embed.T
 
     def nll(self, s: Int[Array, "N T"]) -> Float[Array, "N T-1"]:
-        """Negative log-likelihood of every token but the first; one row of logits in memory at a time."""
+        """Negative log-likelihood of every token but the first; logits of 64 positions in memory at a time.
 
-        def of_row(inputs):
+        One position after the other and not one row, as rows are spread over devices.
+        """
+
+        def at_position(inputs):
             h, after = inputs
             return optax.softmax_cross_entropy_with_integer_labels(h @ self.embed.T, after)
 
-        return jax.lax.map(of_row, (self.hidden(s)[:, :-1], s[:, 1:]))
+        return jax.lax.map(at_position, (self.hidden(s)[:, :-1].swapaxes(0, 1), s[:, 1:].T), batch_size=64).T
 
 
 GPT2_NAMES = {
@@ -379,10 +403,10 @@ GPT2_NAMES = {
 
 def load_gpt2(directory: Path) -> GPT2:
     """A Hugging Face GPT-2 directory. Every tensor must be there and fit."""
-    config = json.loads((directory / "config.json").read_text())
-    if config.get("model_type") != "gpt2":
-        raise Refused(f"{directory}: not a GPT-2 (its configuration says {config.get('model_type')})")
-    sizes = [config[name] for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")]
+    with configuration(directory) as config:
+        if config.get("model_type") != "gpt2":
+            raise Refused(f"{directory}: not a GPT-2 (its configuration says {config.get('model_type')})")
+        sizes = [config[name] for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")]
     like = jax.eval_shape(lambda: GPT2(*sizes, key=jax.random.key(0)))
     tensors = {k.removeprefix("transformer."): v for k, v in read_tensors(directory).items()}
     masks = (".attn.bias", ".attn.masked_bias")  # of causal attention, kept as tensors; lm_head is a copy of wte
@@ -438,9 +462,11 @@ def from_released(like: ELF, tensors: Mapping[str, np.ndarray], where: str = "re
     d = like.blocks.attend.q_norm.weight.shape[-1]
     halves = np.r_[0:d:2, 1:d:2]
 
-    def convert(key, tensor):
-        if key in ("time.tokens", "guidance.tokens", "mode"):
+    def convert(key, tensor, shape):
+        if key in ("time.tokens", "guidance.tokens", "mode") and tensor.shape == (1, *shape):
             return tensor[0]
+        if tensor.shape != shape:
+            return tensor
         if key.startswith(("blocks.attend.q_norm", "blocks.attend.k_norm")):
             return tensor[halves]
         if key.startswith("blocks.attend.qkv"):

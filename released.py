@@ -22,12 +22,14 @@ Tensors = dict[str, np.ndarray]
 def read_released(path: Path, part: str = "ema_params1") -> Tensors:
     """The averaged weights, or another part, of a released checkpoint of any format, under their Flax paths."""
     if path.is_dir():
-        tree = read_orbax(path, part)
+        tensors = flat(read_orbax(path, part))
     elif zipfile.is_zipfile(path):
-        return from_torch_names(only(read_torch(path), part, path))
+        tensors = from_torch_names(flat(only(read_torch(path), part, path)))
     else:
-        tree = only(read_flax(path), part, path)
-    return flat(tree)
+        tensors = flat(only(read_flax(path), part, path))
+    if odd := [name for name, value in tensors.items() if value.dtype.kind in "OSU"]:
+        raise Refused(f"{path}: not a released checkpoint: {odd[0]} is not a tensor")
+    return tensors
 
 
 def only(parts: Any, part: str, path: Path) -> dict:

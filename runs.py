@@ -34,7 +34,7 @@ def read_config(directory: Path) -> TrainConfig:
     """The settings that a run was made with."""
     try:
         return config_from(json.loads((directory / "config.json").read_text()))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise Refused(f"{directory}: its config.json is not that of a run ({error})") from None
 
 
@@ -140,6 +140,10 @@ def open_checkpoints(directory: Path, keep: int | None) -> ocp.CheckpointManager
     )
 
 
+def is_finished(directory: Path) -> bool:
+    return open_checkpoints(directory, keep=None).latest_step() == read_config(directory).steps
+
+
 def flat(tree) -> dict[str, jax.Array]:
     return {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
@@ -191,6 +195,18 @@ def unflatten(arrays: dict[str, jax.Array], like):
 
 def abstract(leaf) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+@contextmanager
+def reading(manager: ocp.CheckpointManager, step: int):
+    """Only to look at: a checkpoint that cannot be read is refused, whatever Orbax raises of it."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise Refused(f"{manager.directory}: checkpoint {step} cannot be read, it is damaged or not whole ({reason})") from None
 
 
 def restore_latest(manager: ocp.CheckpointManager, state):

@@ -19,6 +19,8 @@ class TrainConfig:
     """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk-m, desk, tiny)."""
     data: str
     """Texts: stories, translate, summarize (embedded); owt, de-en, xsum (hub; -t5: as released); or file, directory, hub name."""
+    data_dir: str = ""
+    """Local directory (or file) with the texts of owt, de-en or xsum, where the hub cannot be reached."""
     name: str = ""
     """Name of the run, which lives in <runs>/<name>; by default data-model."""
     runs: Path = Path("runs")
@@ -176,7 +178,8 @@ def config_from(values: dict[str, Any]) -> TrainConfig:
 
 
 # Fields that may change when a run is continued: they do not change what is computed.
-FREE = {"name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat", "num_samples", "sample_steps", "w"}
+FREE = {"data_dir", "name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat"}
+FREE |= {"num_samples", "sample_steps", "w"}
 FREE |= {"cfg", "gamma", "grid", "preflight", "preflight_json", "log_every", "sample_every", "save_every", "keep"}
 FREE |= {"wandb", "tensorboard", "decoder_steps", "decoder_learning_rate"}  # of the last two, the decoder's own run tells
 

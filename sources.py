@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +55,10 @@ VALIDATED = 20_000  # at most, where there is
 def find(name: str, others: Iterable[str] = ()) -> dict[str, list[Path]]:
     """The files of each split. `others` are names that are known elsewhere."""
     if name in HUB:
-        return find_on_hub(**HUB[name])
+        try:
+            return find_on_hub(**HUB[name])
+        except Refused as refusal:
+            raise Refused(f"--data {name}: {refusal}; --data {name} --data-dir PATH keeps the settings of {name}") from None
     if Path(name).is_file():
         if Path(name).suffix not in READERS:
             raise Refused(f"--data {name}: cannot read {Path(name).suffix or 'such'} files; give {', '.join(READERS)}")
@@ -87,14 +90,26 @@ def all_files(directory: Path) -> list[Path]:
     found = saved or sorted(file for file in directory.rglob("*") if file.suffix in READERS)
     if not found:
         raise Refused(f"--data {directory}: no {', '.join(READERS)} files there, nor a data set saved by `datasets`")
+    refuse_missing(found)
     return found
+
+
+def refuse_missing(files: list[Path]):
+    """Of files numbered 00000-of-00003, all have to be there: a download may have been cut off."""
+    parts = Counter()
+    for file in files:
+        if numbered := re.match(r"(.*)-\d+-of-0*(\d+)", file.name):
+            parts[file.parent / numbered[1], int(numbered[2])] += 1
+    for (name, total), there in parts.items():
+        if there < total:
+            raise Refused(f"--data {name}-*: {there} files of {total} are there: a download that was cut off?")
 
 
 def split_of(path: Path) -> str | None:
     """What a path inside a data set says of its split; the name nearest to the file decides."""
     for part in reversed(path.parts):
         for split, names in SPLITS.items():
-            if re.match(rf"({names})([-_.]|$)", part):
+            if re.match(rf"({names})([-_.\d]|$)", part, re.IGNORECASE):
                 return split
     return None
 
@@ -115,8 +130,13 @@ def by_split(directory: Path) -> dict[str, list[Path]]:
 def stream(name: str, files: dict[str, list[Path]], split: str, told: Counter) -> Iterator[Example]:
     """The examples of a split. What cannot be used is left out and counted."""
     if split == "test" or "validation" in files:
-        yield from islice(examples(name, files[split], told), None if split == "train" else VALIDATED)
+        for i, example in enumerate(examples(name, files[split], told)):
+            if split == "validation" and i >= VALIDATED:
+                told["texts more than are validated on"] += 1
+            else:
+                yield example
     else:
+        told = told if split == "train" else Counter()  # The same file is read for both; what is odd in it is told once.
         for i, example in enumerate(examples(name, files["train"], told)):
             held_out = i % 100 == 99 and i < 100 * HELD_OUT
             if held_out == (split == "validation"):
@@ -127,7 +147,7 @@ def stream(name: str, files: dict[str, list[Path]], split: str, told: Counter) -
 
 def examples(name: str, files: list[Path], told: Counter) -> Iterator[Example]:
     """All examples of some files; as the first one is, in words or tokens, with a source or without, the others have to be."""
-    kinds = None
+    kinds, alike, others = None, 0, "records of another kind than the first"
     for file in files:
         read = READERS[file.suffix] if file.is_file() else read_saved
         for record in read(file):
@@ -135,9 +155,14 @@ def examples(name: str, files: list[Path], told: Counter) -> Iterator[Example]:
             found = example and (type(example.text), type(example.source))
             kinds = kinds or found
             if example and found == kinds:
+                alike += 1
                 yield example
+            elif example:
+                told[others] += 1
             else:
                 told["unreadable lines" if record is None else "records without a text (or its source)"] += 1
+    if told[others] > alike:
+        raise Refused(f"--data {name}: {alike} texts are like the first, and {told[others]} of another kind (source, or tokens)")
     if kinds is None:
         wanted = ", ".join(text if source is None else f"{source} and {text}" for source, text in COLUMNS)
         odd = told["unreadable lines"]
@@ -184,20 +209,29 @@ def read_txt(file: Path) -> Iterator[dict | None]:
 
 
 def read_parquet(file: Path) -> Iterator[dict]:
-    import pyarrow
     import pyarrow.parquet
 
-    try:
+    with whole(file, "a Parquet file"):
         for some in pyarrow.parquet.ParquetFile(file).iter_batches(1_000):
             yield from some.to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise Refused(f"{file}: not a Parquet file, or a damaged one ({str(error).splitlines()[0][:200]})") from None
 
 
 def read_saved(directory: Path) -> Iterator[dict]:
     from datasets import load_from_disk
 
-    yield from load_from_disk(str(directory))
+    with whole(directory, "a data set saved by `datasets`"):
+        yield from load_from_disk(str(directory)).with_format(None)
+
+
+@contextmanager
+def whole(path: Path, kind: str) -> Iterator[None]:
+    """What Arrow and the file system say of damaged data, in one line."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise Refused(f"{path}: not {kind}, or a damaged one ({str(error).splitlines()[0][:200]})") from None
 
 
 READERS = {".jsonl": read_jsonl, ".txt": read_txt, ".parquet": read_parquet}

@@ -47,10 +47,16 @@ def write(table: Table, out: Path):
         print(f"{table.text()}\n\n{out}.md\n{out}.csv")
 
 
-def number(score: Score | None) -> str:
-    if score is None:
-        return "-"
+def number(score: Score) -> str:
     return shown("", score) if isinstance(score, tuple) else f"{score:.2f}"
+
+
+def printed(score: Score | None) -> str:
+    """As the paper prints it: errors to two decimals at least."""
+    if isinstance(score, tuple):
+        mean, error = score
+        return f"{mean} ± {max(str(error), f'{error:.2f}', key=len)}"
+    return "-" if score is None else str(score)
 
 
 def sampler_for(bench: Bench, settings: paper.Sampling) -> Sampler:
@@ -91,7 +97,13 @@ def notes_of(benches: Sequence[Bench], seeds: Iterable[int], *more: str) -> list
 ANSWERS = f"Answers: ODE, w {paper.DOWNSTREAM_SAMPLING.w:g}, guidance by the source {paper.DOWNSTREAM_CFG:g} (Table 1)."
 
 
+def need_same_scores(benches: Sequence[Bench]):
+    if len({tuple(bench.judge.shown.values()) for bench in benches}) > 1:
+        raise Refused("these runs are judged by different scores: look at them apart, or give all the same --judge")
+
+
 def need_perplexity(benches: Sequence[Bench]):
+    need_same_scores(benches)
     for bench in benches:
         if bench.asked:
             raise Refused(f"--run {bench.trained.name}: this is about texts without a source; its answers go into `downstream`")
@@ -100,9 +112,12 @@ def need_perplexity(benches: Sequence[Bench]):
 
 
 def need_answers(benches: Sequence[Bench]):
+    need_same_scores(benches)
     for bench in benches:
         if not bench.asked:
             raise Refused(f"--run {bench.trained.name}: its texts have no source, so there is no right answer to compare with")
+        if "BLEU" not in bench.judge.shown:
+            raise Refused("--judge: this compares texts with the right answers, which needs no judge")
 
 
 def system(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
@@ -111,7 +126,7 @@ def system(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     seeds = seeds or list(paper.SYSTEM_SEEDS)
     rows = []
     for settings, theirs in paper.SYSTEM.items():
-        rows.append([*map(str, settings), *cells(benches, settings, seeds), *(f"{mean} ± {error}" for mean, error in theirs)])
+        rows.append([*map(str, settings), *cells(benches, settings, seeds), *map(printed, theirs)])
     columns = ["steps", "w", "γ", *heads(benches), "paper PPL", "paper entropy"]
     return Table("System (Table 9)", columns, rows, notes_of(benches, seeds))
 
@@ -123,8 +138,8 @@ def scaling(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     sizes = {b.trained.config.model: None for b in benches if b.trained.config.model in paper.SIZES} or paper.SIZES
     rows = []
     for settings, theirs in paper.SCALING.items():
-        printed = [f"{value:.2f}" for size in sizes for value in theirs[size]]
-        rows.append(["SDE" if settings.gamma else "ODE", str(settings.w), *cells(benches, settings, seeds), *printed])
+        numbers = [f"{value:.2f}" for size in sizes for value in theirs[size]]
+        rows.append(["SDE" if settings.gamma else "ODE", str(settings.w), *cells(benches, settings, seeds), *numbers])
     columns = ["sampler", "w", *heads(benches), *(f"paper {size} {what}" for size in sizes for what in ("PPL", "entropy"))]
     return Table("Scaling (Table 10): 64 steps, the SDE with γ 1", columns, rows, notes_of(benches, seeds))
 
@@ -140,8 +155,8 @@ def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     rows = []
     for steps, theirs in paper.FEW_STEP.items():
         settings = paper.FEW_STEP_SAMPLING[steps]
-        printed = [f"{value:.2f}" for method in theirs for value in method]
-        rows.append([*map(str, settings), *cells(benches, settings, seeds), *printed])
+        numbers = [f"{value:.2f}" for method in theirs for value in method]
+        rows.append([*map(str, settings), *cells(benches, settings, seeds), *numbers])
     columns = ["steps", "w", "γ", *heads(benches)]
     columns += [f"paper {method} {what}" for method in paper.FEW_STEP_METHODS for what in ("PPL", "entropy")]
     return Table("Few steps (Table 4)", columns, rows, notes_of(benches, seeds))
@@ -149,16 +164,16 @@ def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
 
 def rounds(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     """Table 5: a row for each run, in the order of the rounds, at 1 to 8 steps. Of answers to sources, the paper has none."""
+    has_answers = any(bench.asked for bench in benches)
+    (need_answers if has_answers else need_perplexity)(benches)
     seeds, names = seeds or [0], list(benches[0].judge.shown)
     rows = []
     for bench in benches:
         found = [cells([bench], settings, seeds) for settings in paper.ROUNDS_SAMPLING.values()]
         rows.append([bench.trained.name, *(cell for each in found for cell in each)])
     columns = ["run", *(f"step={n} {what}" for n in paper.ROUNDS_SAMPLING for what in names)]
-    if any(bench.asked for bench in benches):
-        need_answers(benches)
+    if has_answers:
         return Table("Rounds of distillation", columns, rows, notes_of(benches, seeds, ANSWERS))
-    need_perplexity(benches)
     sampling = paper.ROUNDS_SAMPLING[1]
     title = f"Rounds of distillation (Table 5): w {sampling.w}, γ {sampling.gamma}"
     notes = notes_of(benches, seeds, f"* degenerate, as the paper calls it: entropy below {paper.DEGENERATE_ENTROPY:g}")
@@ -171,8 +186,8 @@ def their_rounds(names: Sequence[str]) -> list[list[str]]:
     for i, theirs in enumerate(paper.ROUNDS.values(), 1):
         row = [f"paper r{i}"]
         for ppl, entropy in theirs.values():
-            printed = {"PPL": str(ppl), "entropy": f"{entropy:.2f}{'*' if entropy < paper.DEGENERATE_ENTROPY else ''}"}
-            row += [printed.get(name, "-") for name in names]
+            by_name = {"PPL": str(ppl), "entropy": f"{entropy:.2f}{'*' if entropy < paper.DEGENERATE_ENTROPY else ''}"}
+            row += [by_name.get(name, "-") for name in names]
         rows.append(row)
     return rows
 
@@ -183,7 +198,7 @@ def downstream(benches: Sequence[Bench], seeds: Sequence[int]) -> Table:
     seeds = seeds or [0]
     rows = [[b.trained.name, b.trained.config.data, *cells([b], paper.DOWNSTREAM_SAMPLING, seeds)] for b in benches]
     for method, (size, *theirs) in paper.DOWNSTREAM.items():
-        rows.append([f"paper: {method}", f"{size}, test sets", *map(number, theirs)])
+        rows.append([f"paper: {method}", f"{size}, test sets", *map(printed, theirs)])
     notes = notes_of(benches, seeds, ANSWERS, "The paper's are of the test sets: BLEU of De-En, ROUGE of XSum.")
     title = f"Downstream (Table 1): {paper.DOWNSTREAM_SAMPLING.steps} steps"
     return Table(title, ["run", "data", *benches[0].judge.shown], rows, notes)

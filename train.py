@@ -329,7 +329,7 @@ def preflight_step(config: TrainConfig, plan_of: Callable[[TrainConfig, Mesh], P
 def text_of(config: TrainConfig) -> tuple[str, str, corpora.Layout, Path]:
     """What a corpus is told by."""
     return (
-        config.data,
+        config.data_dir or config.data,
         config.tokenizer or config.encoder,
         corpora.Layout(config.length, config.source_length, config.pack),
         config.cache,
@@ -396,6 +396,7 @@ def encoder_stage(config: TrainConfig, corpus: corpora.Corpus) -> TrainConfig:
     return TrainConfig(
         model=config.encoder,
         data=config.data,
+        data_dir=config.data_dir,
         name=f"encoder-{corpora.digest(identity)}",
         runs=config.cache,
         cache=config.cache,

@@ -62,11 +62,22 @@ class Trained(NamedTuple):
         return Asked(replicate(embedder, mesh), corpus.validation)
 
 
-def load(name: str, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest", corpus: str = "", encoder: str = "") -> Trained:
-    """The averaged weights of a run, or of a released checkpoint; only the latter may need `corpus` and `encoder`."""
+def load(
+    name: str,
+    mesh: Mesh,
+    checkpoint: Literal["latest", "best"] = "latest",
+    corpus: str = "",
+    data_dir: str = "",
+    encoder: str = "",
+) -> Trained:
+    """The averaged weights of a run, or of a released checkpoint; only the latter may need to be told more."""
     if (Path(name) / "config.json").exists():
+        if corpus or data_dir or encoder:
+            raise Refused(f"--data, --data-dir, --encoder: only for a released checkpoint; {name} is a run, which knows its own")
         return load_run(Path(name), mesh, checkpoint)
-    return load_released(name, mesh, corpus, encoder)
+    if checkpoint == "best":
+        raise Refused(f"--checkpoint best: only for a run, which validated while it trained; {name} is none")
+    return load_released(name, mesh, corpus, data_dir, encoder)
 
 
 def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> Trained:
@@ -75,11 +86,16 @@ def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] 
     step = checkpoints.latest_step() if checkpoint == "latest" else checkpoints.best_step()
     if step is None:
         raise Refused(f"{directory}: it has no checkpoint yet")
+    if config.model not in SIZES:
+        raise Refused(f"{directory}: its config.json tells of no size of network ({config.model})")
     tokenizer = corpora.load_tokenizer(directory / "tokenizer")
-    embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
     unroll = train.best_unroll(config, mesh)
-    like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
-    model = runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"]
+    with runs.reading(checkpoints, step):
+        if "ema" not in set(checkpoints.item_metadata(step)):
+            raise Refused(f"{directory}: checkpoint {step} has no averaged weights (ema)")
+        embedding = checkpoints.item_metadata(step)["ema"]["x_head.bias"].shape[0]
+        like = jax.eval_shape(lambda: train.make_model(config, len(tokenizer), embedding, jax.random.key(0), unroll))
+        model = runs.restore(checkpoints, step, {"ema": shapes_on(like, everywhere(mesh))})["ema"]
     model = train.to_sample(config, model, directory, mesh)
     return Trained(name_of(directory), directory, config, model, tokenizer, step, data.fingerprint(model), released=False)
 
@@ -90,6 +106,8 @@ def history(run: Trained) -> list[tuple[TrainConfig, int]]:
     while config.teacher:
         place = run.directory.parent / str(config.start_steps) if config.start_steps else Path(config.teacher)
         released = not (place / "config.json").exists()
+        if released and not place.exists() and str(place).count("/") != 1:
+            raise Refused(f"{run.name}: what it was distilled from is not there any more ({place})")
         config = preset(config.model if config.model in SIZES else None, config.data) if released else runs.read_config(place)
         stages.insert(0, (config, config.steps))
     return stages
@@ -101,7 +119,7 @@ def name_of(path: Path) -> str:
     return f"{path.absolute().parent.name}/{path.name}" if says_little else path.name
 
 
-def load_released(name: str, mesh: Mesh, corpus: str, encoder: str) -> Trained:
+def load_released(name: str, mesh: Mesh, corpus: str, data_dir: str, encoder: str) -> Trained:
     path = find_checkpoint(name)
     config = released_config(name, corpus)
     tensors = read_released(path)
@@ -109,6 +127,7 @@ def load_released(name: str, mesh: Mesh, corpus: str, encoder: str) -> Trained:
     known = {tuple(size.values()): size_name for size_name, size in SIZES.items()}
     size = known.get((sizes["depth"], sizes["width"], sizes["heads"]))
     config = replace(preset(size, config.data), model=size or "released", encoder=encoder or config.encoder)
+    config = replace(config, bottleneck=sizes["bottleneck"], data_dir=data_dir)
     unroll = sizes["depth"] if platform(mesh) == "cpu" else 1
     like = jax.eval_shape(lambda: ELF(**sizes, unroll=unroll, key=jax.random.key(0)))
     model = jax.device_put(from_released(like, tensors, str(path)), everywhere(mesh))
@@ -139,7 +158,7 @@ def find_checkpoint(name: str) -> Path:
 def released_config(name: str, corpus: str) -> TrainConfig:
     """The settings of the paper's run that a checkpoint comes from: the one asked for, or the one in its name."""
     in_name = [known for known in ("owt", "de-en", "xsum") if known in name.lower()]
-    if corpus and corpus not in PRESETS:
+    if corpus and corpus.removesuffix("-t5") not in ("owt", "de-en", "xsum"):
         raise Refused(f"--data {corpus}: a released checkpoint is of one of owt, de-en, xsum")
     if not corpus and len(in_name) != 1:
         raise Refused(f"{name}: its name does not tell what it was trained on; say by --data owt, de-en or xsum")
@@ -148,11 +167,13 @@ def released_config(name: str, corpus: str) -> TrainConfig:
 
 def sizes_of(tensors: Tensors, path: Path) -> dict[str, int]:
     """The sizes of a network, read off its weights."""
-    needed = ("text_proj/proj2/kernel", "blocks_0/attn/q_norm/weight", "unembed_kernel")
-    for name in needed:
-        if name not in tensors:
-            raise Refused(f"{path}: it has no tensor {name}")
+    needed = {"text_proj/proj2/kernel": 2, "blocks_0/attn/q_norm/weight": 1, "unembed_kernel": 2}
+    for name, dimensions in needed.items():
+        if name not in tensors or tensors[name].ndim != dimensions:
+            raise Refused(f"{path}: it has no tensor {name} of {dimensions} dimensions")
     (bottleneck, width), (head_dim,), (embedding, vocab) = (tensors[name].shape for name in needed)
+    if not head_dim or width % head_dim:
+        raise Refused(f"{path}: its heads of {head_dim} channels do not make up its width of {width}")
     depth = sum(name.endswith("/attn/q_norm/weight") for name in tensors)
     return dict(
         depth=depth, width=width, heads=width // head_dim, vocab=vocab, embedding=embedding, bottleneck=bottleneck

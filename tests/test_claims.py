@@ -7,13 +7,14 @@ import distill
 import settings
 from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, WORDS
 
+OTHERS = {EXACT_PERPLEXITY: 3.1, ENTROPY: 2.9, WORDS: 22.0, claims.PARAMETERS: 1_000}
 BOTTLENECK = claims.CLAIMS["bottleneck"]
 
 
 def kept_of(claim, scores):
     """What the study would have kept, from the share of valid texts of each arm in every seed."""
     return {
-        claims.key_of(arm.variant, seed, arm.sampler): {EXACT_PERPLEXITY: 3.1, ENTROPY: 2.9, WORDS: 22.0, VALID_TEXTS: value}
+        claims.key_of(arm.variant, seed, arm.sampler): {VALID_TEXTS: value} | OTHERS
         for arm, values in zip(claim.arms, scores, strict=True)
         for seed, value in zip(claims.SEEDS, values, strict=False)
     }
@@ -40,6 +41,16 @@ def test_as_good_means_not_worse_by_a_margin():
     claim = claims.CLAIMS["conditioning"]
     assert claims.verdict(claim, kept_of(claim, [(0.50, 0.51, 0.52), (0.51, 0.52, 0.53)])) == claims.HOLDS
     assert claims.verdict(claim, kept_of(claim, [(0.50, 0.51, 0.52), (0.60, 0.61, 0.62)])) == claims.FAILS
+
+
+def test_a_run_of_other_settings_is_not_measured(tmp_path, monkeypatch):
+    """Training that was refused leaves the finished run of an earlier budget where it is."""
+    monkeypatch.setattr(claims, "PLACE", tmp_path)
+    monkeypatch.setattr(claims, "command_of", lambda variant, seed: "python -c raise(SystemExit(1))")
+    monkeypatch.setattr(claims.runs, "is_finished", lambda run: True)
+    claims.run_of("base", 0).mkdir()
+    (claims.run_of("base", 0) / "config.json").write_text("{}")
+    assert not claims.make_run("base", 0)
 
 
 def test_every_variant_is_a_run_that_can_be_made():

@@ -39,9 +39,9 @@ class Exact:
 @pytest.mark.parametrize("student_steps, k", [(16, 4), (4, 1), (1, 64)])
 def test_a_perfect_teacher_gives_a_perfect_target(student_steps, k):
     """Whatever t, r and the number of its steps between them."""
-    keys = jax.random.split(jax.random.key(0), 3)
+    keys = jax.random.split(jax.random.key(0), 2)
     x, eps = jax.random.normal(keys[0], (5, 3, 4)), jax.random.normal(keys[1], (5, 3, 4))
-    t = (1 - 1 / student_steps) * jax.random.uniform(keys[2], (5,), maxval=0.9)
+    t = (1 - 1 / student_steps) * jnp.linspace(0, 0.999, 5)
     r = t + 1 / student_steps
     z = t[:, None, None] * x + (1 - t)[:, None, None] * eps
     ts = distill.sub_grid(keys[0], jnp.arange(5), t, r, k, -1.5, 0.8)
@@ -129,6 +129,19 @@ def test_a_round_from_another_start_is_refused(distilled, tmp_path):
     copy = shutil.copytree(directories[0].parents[1], tmp_path / "runs")
     with pytest.raises(Refused, match=r"start_steps \(4 there, (None|2) now\)"):
         distill.distill(dataclasses.replace(asked, rounds=(1,), runs=copy))
+
+
+def test_a_student_of_another_teacher_is_not_begun_from(distilled, finished, tmp_path):
+    asked, directories = distilled
+    copy = shutil.copytree(directories[0].parents[1], tmp_path / "runs")
+    other = dataclasses.replace(finished[0], runs=tmp_path, name="other", seed=7)
+    train.train(other)
+    elsewhere = dataclasses.replace(asked, teacher=str(other.directory), name=directories[0].parent.name, rounds=(2,), runs=copy)
+    with pytest.raises(Refused, match="was distilled from another teacher"):
+        distill.distill(elsewhere)
+    shutil.rmtree(copy / directories[0].parent.name / "4" / "checkpoints")  # begun, and nothing saved yet
+    mesh = train.make_mesh("1", 0)
+    assert distill.first_student(elsewhere, distill.trained.load(str(other.directory), mesh), mesh)[1] is None
 
 
 def test_a_round_learns_what_it_is_asked_to(finished, tmp_path):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from safetensors.numpy import load_file, save_file
 
 import corpora
 import eval
@@ -19,6 +20,7 @@ import judges
 import paper
 import pretrained
 import train
+import trained
 from errors import Refused
 from mesh import make_mesh
 
@@ -40,8 +42,8 @@ def test_samples_are_written_and_scored_and_follow_from_the_seed(finished, tmp_p
     texts = {}
     for name, seed in [("one", 0), ("again", 0), ("other", 1)]:
         settings = ["--steps", 2, "--w", 2, "--gamma", 1.5, "--num-samples", 6, "--seed", seed]
-        run(monkeypatch, "samples", "--run", config.directory, *settings, "--out", tmp_path / name)
-        texts[name] = [json.loads(line)["text"] for line in (tmp_path / name).read_text().splitlines()]
+        run(monkeypatch, "samples", "--run", config.directory, *settings, "--out", tmp_path / f"{name}.jsonl")
+        texts[name] = [json.loads(line)["text"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
     assert len(texts["one"]) == 6 and texts["one"] == texts["again"] != texts["other"]
     assert "samples of whole" in (tmp_path / "one.html").read_text()
     said = capsys.readouterr().out
@@ -52,8 +54,9 @@ def test_samples_are_written_and_scored_and_follow_from_the_seed(finished, tmp_p
 @pytest.mark.parametrize("words", [["--form", "released"], ["--grid", "uniform"], ["--gamma", "0"]])
 def test_every_sampler_samples(finished, tmp_path, monkeypatch, words):
     config, _ = finished
-    run(monkeypatch, "samples", "--run", config.directory, "--steps", 2, "--num-samples", 6, "--out", tmp_path / "out", *words)
-    assert len((tmp_path / "out").read_text().splitlines()) == 6
+    out = tmp_path / "out.jsonl"
+    run(monkeypatch, "samples", "--run", config.directory, "--steps", 2, "--num-samples", 6, "--out", out, *words)
+    assert len(out.read_text().splitlines()) == 6
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path, monkeypatch, finished):
@@ -69,10 +72,56 @@ def test_a_directory_without_a_run_is_refused(tmp_path, monkeypatch, finished):
         run(monkeypatch, "samples", "--run", tmp_path)
 
 
-@pytest.mark.parametrize("words", [["--num-samples", "0"], ["--steps", "0"]])
-def test_nothing_to_sample_is_refused(finished, monkeypatch, words):
-    with pytest.raises(SystemExit, match="must be at least 1"):
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["--num-samples", "0"], "must be at least 1"),
+        (["--steps", "0"], "must be at least 1"),
+        (["--gamma", "-1"], "must be at least 0, which is the ODE"),
+        (["--w", "0"], "and w above 0"),
+        (["--out", "page.html"], r"--out page.html: give a name that ends in .jsonl"),
+        (["--encoder", "t5-small"], "only for a released checkpoint"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused(finished, monkeypatch, words, complaint):
+    with pytest.raises(SystemExit, match=complaint):
         run(monkeypatch, "samples", "--run", finished[0].directory, *words)
+
+
+def test_no_run_at_all_is_refused(monkeypatch):
+    for words in (["table", "system", "--run"], ["figure", "guidance", "--run"], ["compare"]):
+        with pytest.raises(SystemExit, match="give at least one run"):
+            run(monkeypatch, *words)
+
+
+@pytest.mark.parametrize(
+    "damage, complaint",
+    [
+        (lambda run: shutil.rmtree(run / "checkpoints" / "20" / "ema"), "checkpoint 20 has no averaged weights"),
+        (lambda run: [f.write_bytes(f.read_bytes()[:9]) for f in run.glob("checkpoints/20/ema/**/d/*")], "20 cannot be read"),
+        (lambda run: (run / "checkpoints" / "20" / "ema" / "_METADATA").unlink(), "20 cannot be read"),
+        (lambda run: (run / "config.json").write_text("[]"), "config.json is not that of a run"),
+        (lambda run: change(run / "config.json", model="elf-xl"), r"tells of no size of network \(elf-xl\)"),
+    ],
+)
+def test_damaged_runs_are_refused(finished, tmp_path, damage, complaint):
+    copy = shutil.copytree(finished[0].directory, tmp_path / "copy")
+    damage(copy)
+    with pytest.raises(Refused, match=complaint):
+        trained.load(str(copy), make_mesh("1", 0))
+
+
+def change(file, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_judges_of_one_name_are_told_apart(judge, tmp_path):
+    """What one GPT-2 judged is not read again as what another of the same name would."""
+    other = shutil.copytree(judge, tmp_path / judge.name)
+    tensors = load_file(other / "model.safetensors")
+    save_file({k: 1.01 * v for k, v in tensors.items()}, other / "model.safetensors")
+    one, two = (judges.gpt2_judge(str(place), make_mesh("1", 0)) for place in (judge, other))
+    assert one.signature == two.signature and one.weights != two.weights
 
 
 def test_a_table_has_our_numbers_and_the_papers_and_is_measured_once(finished, tmp_path, monkeypatch, capsys):
@@ -188,14 +237,14 @@ def save_words(n, directory):
 
 @pytest.mark.parametrize("name", ["released_orbax/checkpoint_0", "checkpoint_7", "torch_checkpoint_7"])
 def test_released_weights_load_by_path(name, golden_model, tmp_path, monkeypatch, capsys):
-    import trained
-
     path = trained.find_checkpoint(str(GOLDEN / name))
     tensors = trained.read_released(path, "params")
     sizes = trained.sizes_of(tensors, path)
     assert sizes["depth"] == golden_model.depth and sizes["vocab"] == golden_model.unembed.weight.shape[1]
     with pytest.raises(Refused, match="its name does not tell what it was trained on"):
         trained.load(str(GOLDEN / name), make_mesh("1", 0))
+    with pytest.raises(Refused, match="--data stories: a released checkpoint is of one of owt, de-en, xsum"):
+        trained.load(str(GOLDEN / name), make_mesh("1", 0), corpus="stories")
     with pytest.raises(Refused, match=r"knows 101 tokens, and the tokenizer of .* 100"):
         trained.load(str(GOLDEN / name), make_mesh("1", 0), corpus="owt", encoder=str(save_words(100, tmp_path / "100")))
     words = ["--data", "owt", "--encoder", save_words(101, tmp_path / "101"), "--judge", "none", "--out", tmp_path / "out.jsonl"]

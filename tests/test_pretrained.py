@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, released
 from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import load_file, save_file
 
@@ -70,6 +70,43 @@ def test_what_is_not_a_t5_is_refused(tmp_path):
             pretrained.load_t5(tmp_path)
     with pytest.raises(Refused, match="not a GPT-2"):
         pretrained.load_gpt2(GOLDEN / "t5")
+
+
+def test_damaged_configurations_are_refused(tmp_path):
+    for file, text, complaint in [
+        ("t5", "{", r"config.json: not JSON"),
+        ("t5", '{"model_type": "t5", "vocab_size": 9}', r"config.json: it does not describe .*d_model"),
+        ("gpt2", '{"model_type": "gpt2"}', r"config.json: it does not describe .*vocab_size"),
+    ]:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(Refused, match=complaint):
+            {"t5": pretrained.load_t5, "gpt2": pretrained.load_gpt2}[file](tmp_path)
+
+
+def test_gated_layers_are_those_of_t5_v1_1():
+    """gelu(wi_0 h) wi_1 h, with the tanh form of GELU, then wo."""
+    layer, h = pretrained.T5FeedForward(4, 6, gated=True, key=jax.random.key(0)), np.linspace(-2, 2, 8).reshape(1, 2, 4)
+    gate, up, down = (np.asarray(part.weight, np.float64) for part in (layer.gate, layer.up, layer.down))
+    g = h @ gate
+    gelu = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    assert_allclose(layer(jnp.asarray(h, jnp.float32)), (gelu * (h @ up)) @ down, atol=1e-5)
+    assert pretrained.T5_NAMES["blocks.mlp.gate.weight"].endswith("wi_0.weight")
+
+
+def test_released_weights_of_other_shapes_are_named(golden, golden_model):
+    """Also where a conversion could make a wrong shape fit, or could not be made of it."""
+    good = released("params/", golden("elf_params"))
+    pretrained.from_released(golden_model, good)
+    tokens = good["mode_tokens"]
+    for name, value in [
+        ("mode_tokens", np.concatenate([tokens, tokens])),
+        ("mode_tokens", np.zeros(0, np.float32)),
+        ("blocks_1/attn/q_norm/weight", np.ones(1 + len(good["blocks_1/attn/q_norm/weight"]), np.float32)),
+        ("blocks_0/attn/qkv/kernel", good["blocks_0/attn/qkv/kernel"][:, :-1]),
+        ("unembed_bias", np.float32(1)),
+    ]:
+        with pytest.raises(Refused, match=f"{name} has shape"):
+            pretrained.from_released(golden_model, good | {name: np.asarray(value)})
 
 
 def test_gpt2_matches_hugging_face():

@@ -73,6 +73,13 @@ def test_another_kind_of_file_is_refused(content, tmp_path):
         read_released(tmp_path)
 
 
+def test_what_is_not_a_tensor_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "file", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"ema_params1": {"a.weight": "words"}}, protocol=2))
+    with pytest.raises(Refused, match="a/weight is not a tensor"):
+        read_released(tmp_path / "file")
+
+
 class Hostile:
     def __init__(self, witness):
         self.witness = witness

@@ -28,6 +28,14 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         assert elf.SIZES[name] == dict(depth=depth, width=width, heads=heads) and settings.OWT_EPOCHS[name] == epochs
 
 
+@pytest.mark.parametrize("name, epoch, length, source", [("de-en", 8_806, 128, 64), ("xsum", 398, 1088, 1024)])
+def test_conditional_presets_are_the_papers(name, epoch, length, source):
+    for c in (settings.parse(["--model", "elf-b", "--data", name + kind], "") for kind in ("", "-t5")):
+        assert (c.steps, c.warmup_steps, c.batch, c.learning_rate, c.schedule) == (100 * epoch, 5_000, 512, 0.002, "constant")
+        assert (c.length, c.source_length, c.noise_scale, c.decode_noise_scale, c.p_drop) == (length, source, 2.0, 1.0, 0.1)
+        assert (c.sample_steps, c.w, c.cfg, c.gamma, c.encoder, c.ema) == (64, 1.0, 2.0, 0.0, "t5-small", 0.9999)
+
+
 @pytest.mark.parametrize(
     "flags, complaint",
     [
@@ -48,12 +56,13 @@ def test_paper_sizes_bring_the_settings_of_table_7():
         (["--runs", "/proc/elf"], "/proc/elf/stories-desk: cannot write there"),
         (["--name", "/tmp/run"], "--name /tmp/run: a name inside the directory that --runs gives"),
         (["--w-min", "0"], "guidance scales must be positive"),
+        (["--cache", "/proc/elf"], "--cache /proc/elf: data could not be prepared there"),
+        (["--data", "xsum", "--encoder", "nowhere"], "--data xsum --data-dir PATH keeps the settings of xsum"),
         (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
         (["--length", "8"], "do not fit into rows of 8: raise --length"),
         (["--decoder", "separate", "--embeddings", "gaussian"], "the decoder mirrors an encoder"),
         (["--decoder", "separate", "--p-decode", "0.1"], "--p-decode 0.1: must be 0 with --decoder separate"),
         (["--p-decode", "0"], "--p-decode 0.0: must be 0 with --decoder separate, and above 0 otherwise"),
-        (["--data", "translate", "--embeddings", "learned"], "--embeddings learned: only without sources"),
         (["--encoder", "scratch-wide"], "--encoder scratch-wide: give scratch, scratch-256"),
         (["--wandb", "project"], "pip install wandb"),
         (["--tensorboard"], "pip install tensorboardX"),

@@ -84,7 +84,28 @@ def test_what_cannot_be_used_is_counted(tmp_path):
     (tmp_path / "bad.jsonl").write_bytes(b"\n".join(lines))
     found, told = read(tmp_path / "bad.jsonl")
     assert found == [Example("the cat")]
-    assert told == {"unreadable lines": 3, "records without a text (or its source)": 7}
+    others = {"records of another kind than the first": 1}
+    assert told == {"unreadable lines": 3, "records without a text (or its source)": 6} | others
+
+
+def test_odd_lines_are_told_once_where_texts_are_held_out_of_the_same_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\n" * 3 + b"the cat\n" * 200)
+    assert [read(tmp_path / "a.txt", split)[1].total() for split in ("train", "validation")] == [3, 0]
+
+
+def test_texts_that_are_mostly_of_another_kind_than_the_first_are_refused(tmp_path):
+    write_jsonl(tmp_path / "mixed.jsonl", [dict(text="the cat")] + [dict(source="a cat", target="a mat")] * 4)
+    with pytest.raises(Refused, match="1 texts are like the first, and 4 of another kind"):
+        read(tmp_path / "mixed.jsonl")
+
+
+def test_held_out_texts_that_are_too_many_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "VALIDATED", 3)
+    for split in ("train", "validation", "test"):
+        write_jsonl(tmp_path / f"{split}.jsonl", [dict(text="the cat")] * 5)
+    found = {split: read(tmp_path, split) for split in ("train", "validation", "test")}
+    assert [len(texts) for texts, _ in found.values()] == [5, 3, 5]
+    assert found["validation"][1] == {"texts more than are validated on": 2}
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", '{"source": "a"}\n'])
@@ -105,6 +126,31 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
         read(tmp_path / "empty.parquet")
 
 
+def test_damaged_data_is_refused(tmp_path):
+    import datasets
+
+    saved = datasets.Dataset.from_dict(dict(text=["the cat sat on a mat"] * 2_000)).with_format("numpy")
+    saved.save_to_disk(tmp_path / "saved")
+    assert len(read(tmp_path / "saved")[0]) == 1_980  # whatever the format it was saved in
+    (arrow,) = (tmp_path / "saved").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:3_000])
+    with pytest.raises(Refused, match=r"saved: not a data set saved by `datasets`, or a damaged one"):
+        read(tmp_path / "saved")
+    saved.to_parquet(tmp_path / "a.parquet")
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[4:400] = bytes(396)
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(Refused, match=r"a.parquet: not a Parquet file, or a damaged one"):
+        read(tmp_path / "a.parquet")
+
+
+def test_a_download_that_was_cut_off_is_refused(tmp_path):
+    for i in (0, 2):
+        write_jsonl(tmp_path / f"train-0000{i}-of-00003.jsonl", [dict(text="the cat")])
+    with pytest.raises(Refused, match=r"train-\*: 2 files of 3 are there"):
+        sources.find(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "names, complaint",
     [
@@ -118,7 +164,7 @@ def test_directories_whose_splits_are_unclear_are_refused(names, complaint, tmp_
     with pytest.raises(Refused, match=complaint):
         sources.find(str(tmp_path))
     assert (
-        sources.split_of(Path("test/train-0.jsonl")) == sources.split_of(Path("training.jsonl")) == "train"
+        sources.split_of(Path("test/train-0.jsonl")) == sources.split_of(Path("Training1.jsonl")) == "train"
         and sources.split_of(Path("validation/0000.parquet")) == "validation"
     )
 
@@ -183,6 +229,37 @@ def test_bad_tokens_and_layouts_are_refused(tokenizer, tmp_path):
         corpora.load_corpus(str(tmp_path / "few.txt"), tokenizer, Layout(8), tmp_path / "cache")
     with pytest.raises(Refused, match="give one by --tokenizer"):
         corpora.load_corpus(str(tmp_path / "few.txt"), "scratch", Layout(8), tmp_path / "cache")
+
+
+def test_odd_tokens_are_refused_in_every_split(tokenizer, tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [dict(condition_input_ids=[3], input_ids=[4])])
+    for odd in (-3, 2**40):
+        write_jsonl(tmp_path / "validation.jsonl", [dict(condition_input_ids=[3], input_ids=[odd])])
+        with pytest.raises(Refused, match=f"the data has token {odd}, and the tokenizer 21"):
+            corpora.load_corpus(str(tmp_path), tokenizer, Layout(8, source=4), tmp_path / "cache")
+
+
+def test_a_text_that_spells_eos_does_not_end_there(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat </s> sat\n" * 200)
+    corpus = corpora.load_corpus(str(tmp_path / "a.txt"), tokenizer, Layout(8), tmp_path / "cache")
+    assert corpora.texts_of(np.asarray(corpus.rows.s[:1]), corpus.tokenizer) == ["the cat sat"]
+    assert corpus.counts["train"]["EOS left out"] == 198
+
+
+def test_long_texts_are_tokenised_a_few_at_a_time():
+    """Memory is bounded by characters as well as by texts."""
+    examples = [Example("x" * n, "y" * n) for n in (1, 1, 1, 30, 1, 60)]
+    sizes = [len(some) for some in corpora.some_at_a_time(examples, most=3, size=50)]
+    assert sizes == [3, 1, 2]
+
+
+def test_changed_rows_have_another_fingerprint(tokenizer, tmp_path):
+    prints = []
+    for last in ("a mat", "a cat", "a mat"):
+        write_jsonl(tmp_path / "train.jsonl", [dict(text="the cat")] * 1_500 + [dict(text=last)])
+        write_jsonl(tmp_path / "validation.jsonl", [dict(text="on us")])
+        prints.append(corpora.load_corpus(str(tmp_path), tokenizer, Layout(8), tmp_path / "cache").fingerprint)
+    assert prints[0] == prints[2] != prints[1]
 
 
 def test_a_directory_without_a_tokenizer_is_refused():

@@ -82,7 +82,11 @@ def test_a_run_with_sources_answers_held_out_ones(answered, capsys):
         assert words in said
     eval.TableCommand(name="downstream", run=(str(config.directory),))()
     said = capsys.readouterr().out
-    assert "27.80 ± 0.12" in said and "26.40" in said
+    assert "27.8 ± 0.12" in said and "11.6 ± 0.10" in said and "26.4" in said
+    with pytest.raises(Refused, match="--judge: this compares texts with the right answers"):
+        eval.TableCommand(name="downstream", run=(str(config.directory),), judge="none")()
+    eval.Samples(run=str(config.directory), how=eval.Settings(steps=2), judge="none")()
+    assert "no judge" in capsys.readouterr().out
     with pytest.raises(Refused, match="--split test: the data has none; there are train, validation"):
         eval.Samples(run=str(config.directory), split="test")()
 
@@ -98,6 +102,12 @@ def test_another_encoder_or_other_rows_are_refused(answered, tmp_path):
         file.write_text(json.dumps(kept | {what: "0"}))
         with pytest.raises(Refused, match=complaint):
             train.train(moved)
+
+
+def test_learned_embeddings_are_refused_where_there_are_sources(answered):
+    config, _ = answered
+    with pytest.raises(Refused, match="--embeddings learned: only without sources"):
+        train.train(dataclasses.replace(config, name="learned", embeddings="learned"))
 
 
 def test_a_run_with_sources_continues(answered):
