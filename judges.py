@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import jax
@@ -121,7 +122,8 @@ def some_texts(corpus: Corpus | None, texts: list[str], n: int = 3) -> str:
     """A few samples to read, with what they answer."""
     if corpus is None or not corpus.has_sources:
         return "\n".join(f"  {text}" for text in texts[:n])
-    return "\n".join(f"  {e.source} → {text}  [{e.text}]" for e, text in zip(corpus.held_out[:n], texts, strict=False))
+    answered = zip(corpus.held_out[:n], texts, strict=False)
+    return "\n".join(f"  {shorten(e.source, 200, placeholder=' …')} → {text}  [{e.text}]" for e, text in answered)
 
 
 def gpt2_judge(name: str, mesh: Mesh) -> Judge:

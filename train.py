@@ -536,7 +536,7 @@ def fit_objective(
     def show(state, done):
         (text, *_) = sample(state, 16, f"step-{done}")
         if is_chief():
-            tqdm.write(f"step {done}: {f'{corpus.held_out[0].source} → ' if asked else ''}{text}")
+            tqdm.write(f"step {done}:\n{judges.some_texts(corpus, [text])}")
 
     with jax.set_mesh(mesh):
         state = fit(config, state, load, advance, validate, show, checkpoints)
