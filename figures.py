@@ -1,5 +1,6 @@
 """The paper's figures, drawn from our runs; where the paper prints the numbers of a curve, it is drawn beside ours."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -199,6 +200,7 @@ def draw(figure: Figure, file: Path):
     canvas, axes = plt.subplots(1, n, figsize=(4.2 * n, 3.6), layout="constrained", squeeze=False)
     for axis, (whose, y, curves) in zip(axes[0], figure.panels, strict=True):
         for name, points in curves.items():
+            points = [p for p in points if math.isfinite(p.y)]  # Where no text is valid, there is no perplexity.
             axis.plot([p.x for p in points], [p.y for p in points], "o-", ms=4, lw=1.2, label=name)
             for p in label_ends(points):
                 axis.annotate(p.label, (p.x, p.y), textcoords="offset points", xytext=(4, 4), fontsize=7, color="0.35")
