@@ -55,10 +55,7 @@ VALIDATED = 20_000  # at most, where there is
 def find(name: str, others: Iterable[str] = ()) -> dict[str, list[Path]]:
     """The files of each split. `others` are names that are known elsewhere."""
     if name in HUB:
-        try:
-            return find_on_hub(**HUB[name])
-        except Refused as refusal:
-            raise Refused(f"--data {name}: {refusal}; --data {name} --data-dir PATH keeps the settings of {name}") from None
+        return find_on_hub(**HUB[name], flag=f"--data {name}, which is", how=" by --data-dir")
     if Path(name).is_file():
         if Path(name).suffix not in READERS:
             raise Refused(f"--data {name}: cannot read {Path(name).suffix or 'such'} files; give {', '.join(READERS)}")
@@ -69,11 +66,13 @@ def find(name: str, others: Iterable[str] = ()) -> dict[str, list[Path]]:
     return find_on_hub(name)
 
 
-def find_on_hub(train: str, validation: str = "", folder: str = "", revision: str | None = None) -> dict[str, list[Path]]:
+def find_on_hub(
+    train: str, validation: str = "", folder: str = "", revision: str | None = None, *, flag: str = "--data", how: str = ""
+) -> dict[str, list[Path]]:
     """The files of directories, which may be local ones, or repositories on the hub."""
     inside = f"{folder}/*" if folder else "*"
     places = {
-        split: fetch(name, "--data", [inside], "dataset", revision, holding=f"{', '.join(READERS)} files")
+        split: fetch(name, flag, [inside], "dataset", revision, holding=f"{', '.join(READERS)} files{how}")
         for split, name in (("train", train), ("validation", validation))
         if name
     }

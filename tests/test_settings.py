@@ -57,7 +57,7 @@ def test_conditional_presets_are_the_papers(name, epoch, length, source):
         (["--name", "/tmp/run"], "--name /tmp/run: a name inside the directory that --runs gives"),
         (["--w-min", "0"], "guidance scales must be positive"),
         (["--cache", "/proc/elf"], "--cache /proc/elf: data could not be prepared there"),
-        (["--data", "xsum", "--encoder", "nowhere"], "--data xsum --data-dir PATH keeps the settings of xsum"),
+        (["--data", "xsum", "--encoder", "nowhere"], "--data xsum, which is EdinburghNLP/xsum: no such directory here"),
         (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
         (["--length", "8"], "do not fit into rows of 8: raise --length"),
         (["--decoder", "separate", "--embeddings", "gaussian"], "the decoder mirrors an encoder"),
