@@ -197,7 +197,8 @@ def draw(figure: Figure, file: Path):
     import matplotlib.pyplot as plt
 
     n = len(figure.panels)
-    canvas, axes = plt.subplots(1, n, figsize=(4.2 * n, 3.6), layout="constrained", squeeze=False)
+    same_axis = figure.x in ("steps", "guidance scale")
+    canvas, axes = plt.subplots(1, n, figsize=(4.2 * n, 3.6), layout="constrained", squeeze=False, sharex=same_axis)
     for axis, (whose, y, curves) in zip(axes[0], figure.panels, strict=True):
         for name, points in curves.items():
             points = [p for p in points if math.isfinite(p.y)]  # Where no text is valid, there is no perplexity.
