@@ -170,9 +170,9 @@ def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Examp
                 told["rows"] += len(some.s)
                 with_sources |= {bool(prefix) for prefix in some.prefix[:1]}
         if not told["rows"]:
-            remedy = f"{'lower --length, or give --no-pack or' if layout.pack else 'give'} more texts"
-            why = "of fewer than 100, none is held out by itself"
-            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; {remedy} ({why})")
+            remedy = "give at least 100 texts, of which one is held out, or a directory with files named train and validation"
+            remedy = f"{'lower --length, give --no-pack, or' if layout.pack else ''} {remedy}".strip()
+            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; {remedy}")
         if len(with_sources) > 1:
             raise Refused(f"texts have sources in one split and none in another ({', '.join(texts)}): give all of them sources")
     tokenizer.save_pretrained(directory / "tokenizer")
@@ -233,7 +233,8 @@ def load_tokenizer(directory: Path):
     from transformers import AutoTokenizer
 
     if not any((directory / file).exists() for file in TOKENIZER_FILES):  # Without them, transformers makes up a tokenizer.
-        raise Refused(f"{directory}: no tokenizer there; it would be one of {', '.join(TOKENIZER_FILES)}")
+        files = ", ".join(TOKENIZER_FILES)
+        raise Refused(f"{directory}: no tokenizer there; it would be one of {files}, or give another directory by --tokenizer")
     try:
         return AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError) as error:

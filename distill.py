@@ -1,10 +1,10 @@
 """Distill a trained ELF into one of few steps: progressive distillation, the paper's Appendix B.
 
-    python distill.py --teacher runs/stories-desk                     rounds of 16, 8, 4, 2 and 1 steps, then their tables
+    python distill.py --teacher runs/stories-desk --steps 300         rounds of 16, 8, 4, 2 and 1 steps, then their tables
     python distill.py --teacher runs/owt-elf-b --mesh 64 --rounds 16 8
 
-One step of a student learns to go where 64 / N steps of the teacher go. Every round is a run of its own, begun from the one
-before it, and the same command continues an interrupted one.
+One step of a student learns to go where 64 / N steps of the teacher go. Without --steps, a round is an epoch.
+Every round is a run of its own, begun from the one before it, and the same command continues an interrupted one.
 """
 
 import json

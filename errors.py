@@ -17,5 +17,5 @@ def one_line():
     except Refused as refusal:
         sys.exit(f"error: {refusal}")
     except KeyboardInterrupt:
-        print("interrupted; the same command continues from what was saved", file=sys.stderr, flush=True)
+        print("interrupted; the same command goes on from what was saved, if anything was", file=sys.stderr, flush=True)
         os._exit(130)  # at once, as XLA may be compiling in other threads

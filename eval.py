@@ -135,7 +135,8 @@ class Samples(OfRuns):
         sampler = self.how.sampler(bench.trained.config)
         texts, scores, each = measure(bench, sampler, self.seed)
         settings = told(sampler, bench.asked) | dict(seed=self.seed, checkpoint=self.checkpoint, split=self.split)
-        name = "-".join(str(v) for v in [*settings.values(), len(texts), *([Path(self.judge).name] if self.judge else [])])
+        named = settings | dict(n=len(texts)) | (dict(judge=Path(self.judge).name) if self.judge else {})
+        name = "-".join(f"{k}={v}" for k, v in named.items())
         out = self.out or bench.trained.directory / "samples" / f"{name}.jsonl"
         report = judges.report(bench.judge, bench.corpus, texts, scores)
         about = ", ".join(f"{k} {v}" for k, v in settings.items())

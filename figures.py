@@ -65,7 +65,7 @@ def sweep(
         for name, samplers in curves.items():
             scored = [over_seeds(bench, sampler, seeds) for sampler in samplers.values()]
             names = list(scored[0])
-            rows += [[bench.trained.name, name, k, *map(number, s.values())] for k, s in zip(samplers, scored, strict=True)]
+            rows += [[bench.trained.name, name, k, *map(number, s, s.values())] for k, s in zip(samplers, scored, strict=True)]
             along = [mean_of(scores[x]) for scores in scored] if isinstance(x, str) else x
             at = list(samplers) if isinstance(x, str) else [""] * len(samplers)
             for head, curve in drawn.items():
@@ -141,14 +141,14 @@ def trade_off(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     curves = {f"{n} steps": {f"w {w:g}": Sampler(n, w, 1.0, 1.5) for w in SCALES} for n in (1, 2, 4, 8, 16, 32)}
     theirs = {"ELF-B, w 3 (Table 9)": [Point(f"{s.steps} steps", e[0], p[0]) for s, (p, e) in paper.SYSTEM.items()]}
     theirs["ELF + PD (Table 4)"] = [Point(f"{n} steps", row[-1][1], row[-1][0]) for n, row in paper.FEW_STEP.items()]
-    title = "Trade-off by steps (Figures 7 and 9c), γ 1.5; tables of the paper as they say"
+    title = "Trade-off by steps (Figures 7 and 9c), γ 1.5"
     return sweep(title, benches, seeds, curves, ENTROPY, "PPL", ("entropy", "perplexity"), theirs)
 
 
 def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 9a: perplexity at few steps, beside distilled models of others."""
     need_perplexity(benches)
-    curves = {"here": {f"{n} steps": Sampler(n, s.w, 1.0, s.gamma) for n, s in paper.FEW_STEP_SAMPLING.items()}}
+    curves = {"distilled or not": {f"{n} steps": Sampler(n, s.w, 1.0, s.gamma) for n, s in paper.FEW_STEP_SAMPLING.items()}}
     theirs = {
         method: [Point("", n, row[i][0]) for n, row in paper.FEW_STEP.items()] for i, method in enumerate(paper.FEW_STEP_METHODS)
     }
@@ -164,7 +164,7 @@ def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[S
     first, *_, last = benches[0].judge.shown.values()
     x, y = (ENTROPY, first) if "PPL" in benches[0].judge.shown else (first, last)
     curves = {b.trained.name: [Point("", mean_of(s[x]), mean_of(s[y]))] for b, s in zip(benches, scored, strict=True)}
-    rows = [[b.trained.name, *map(number, s.values())] for b, s in zip(benches, scored, strict=True)]
+    rows = [[b.trained.name, *map(number, s, s.values())] for b, s in zip(benches, scored, strict=True)]
     settings = "; ".join(
         f"{b.trained.name}: {', '.join(f'{k} {v}' for k, v in asdict(s).items())}" for b, s in zip(benches, samplers, strict=True)
     )
@@ -207,6 +207,9 @@ def draw(figure: Figure, file: Path):
                 axis.annotate(p.label, (p.x, p.y), textcoords="offset points", xytext=(4, 4), fontsize=7, color="0.35")
         axis.set(xlabel=figure.x, ylabel=y)
         axis.set_title(whose, fontsize=10)
+        heights = [p.y for points in curves.values() for p in points if math.isfinite(p.y)]
+        if heights and max(heights) > 50 * min(heights) > 0:
+            axis.set_yscale("log")
         if figure.log_x:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")

@@ -8,8 +8,11 @@ from errors import Refused
 
 def fetch(name: str, flag: str, files: list[str], kind: str = "model", revision: str | None = None, *, holding: str = "") -> Path:
     """The directory with these files (patterns): a local one as it is, one from the hub downloaded once."""
-    if Path(name).is_dir():
-        return Path(name)
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")) or name.endswith("/") or len(path.parts) > 2 or path.is_file():
+        raise Refused(f"{flag} {name}: no such directory; it would be one with {holding or ', '.join(files)}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

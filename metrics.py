@@ -105,4 +105,6 @@ def shown(name: str, score: Score) -> str:
     if isinstance(score, tuple):
         mean, error = (100 * part if is_share else part for part in score)
         return f"{mean:.1f} ± {error:.1f}%" if is_share else f"{mean:.2f} ± {error:.{2 if error >= 0.1 else 3}f}"
+    if not math.isfinite(score):
+        return "-"
     return f"{score:.1%}" if is_share else f"{score:.3f}"

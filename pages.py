@@ -65,8 +65,8 @@ def small(text: str, before: str = "") -> str:
 
 
 SLIDER = """
-<p class="about">{about}</p>
-<label>t = <output id="t"></output><input id="slider" type="range" min="0" max="{last}" value="{last}" step="1"></label>
+<p class="about">{about} Move the slider, or press the arrow keys.</p>
+<label>t = <output id="t"></output><input id="slider" type="range" min="0" max="{last}" value="0" step="1" autofocus></label>
 <div id="texts"></div>
 <script>
 const samples = {samples};

@@ -8,6 +8,7 @@ runs/NAME/tokenizer/       what turns tokens into text
 runs/NAME/checkpoints/     Orbax
 """
 
+import atexit
 import fcntl
 import json
 import logging
@@ -65,6 +66,14 @@ def claim(directory: Path):
     except BlockingIOError:
         raise Refused(f"{directory} is being written by another process: wait for it, or choose another --name") from None
     CLAIMED[directory] = lock
+    atexit.register(remove_if_empty, directory)
+
+
+def remove_if_empty(directory: Path):
+    """A run that was refused before it wrote anything leaves nothing behind."""
+    if directory.is_dir() and [file.name for file in directory.iterdir()] == ["lock"]:
+        (directory / "lock").unlink()
+        directory.rmdir()
 
 
 def write_whole(file: Path, content: str | bytes):

@@ -252,6 +252,9 @@ OWN_AT_A_DESK = replace(
     schedule="cosine",
     ema=0.999,
     num_samples=256,
+    log_every=10,
+    sample_every=500,
+    save_every=200,
 )
 ADAMW_RATE = 0.05  # of Muon's: the paper found 1e-4 and 2e-3 the best
 
@@ -274,13 +277,19 @@ def preset(model: str | None, corpus: str | None, optimizer: str | None = None, 
 
 
 def parse(args: list[str], description: str) -> TrainConfig:
-    """Flags over the preset that the first four name; --help shows the defaults of that preset."""
+    """Flags over the preset that the first four name; --help shows the defaults of that preset.
+
+    Where only the steps are fewer than the preset's, no more than a tenth of them is warm-up.
+    """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--model", "--data", "--optimizer", "--decoder"):
         first.add_argument(flag)
     chosen, _ = first.parse_known_args(args)
     default = preset(chosen.model, chosen.data, chosen.optimizer, chosen.decoder)
-    return tyro.cli(TrainConfig, default=default, description=description, args=args)
+    config = tyro.cli(TrainConfig, default=default, description=description, args=args)
+    if config.steps < default.steps and config.warmup_steps == default.warmup_steps:
+        return replace(config, warmup_steps=min(config.warmup_steps, config.steps // 10))
+    return config
 
 
 def check(config: TrainConfig):
@@ -326,6 +335,8 @@ def check(config: TrainConfig):
         raise Refused(f"--embeddings {config.embeddings} --decoder separate: the decoder mirrors an encoder")
     if config.preflight and (config.embeddings != "encoder" or config.decoder == "separate"):
         raise Refused("--preflight: only for embeddings from an encoder and a decoder shared with the network")
+    if config.data_dir and not Path(config.data_dir).exists():
+        raise Refused(f"--data-dir {config.data_dir}: no such directory or file")
     if Path(config.name).is_absolute():
         raise Refused(f"--name {config.name}: a name inside the directory that --runs gives, not a path of its own")
     if config.batch % config.accumulate:

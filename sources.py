@@ -146,10 +146,11 @@ def stream(name: str, files: dict[str, list[Path]], split: str, told: Counter) -
 
 def examples(name: str, files: list[Path], told: Counter) -> Iterator[Example]:
     """All examples of some files; as the first one is, in words or tokens, with a source or without, the others have to be."""
-    kinds, alike, others = None, 0, "records of another kind than the first"
+    kinds, alike, others, columns = None, 0, "records of another kind than the first", ""
     for file in files:
         read = READERS[file.suffix] if file.is_file() else read_saved
         for record in read(file):
+            columns = columns or (", ".join(list(record)[:9]) if isinstance(record, dict) else "")
             example = example_of(record) if isinstance(record, dict) else None
             found = example and (type(example.text), type(example.source))
             kinds = kinds or found
@@ -163,9 +164,9 @@ def examples(name: str, files: list[Path], told: Counter) -> Iterator[Example]:
     if told[others] > alike:
         raise Refused(f"--data {name}: {alike} texts are like the first, and {told[others]} of another kind (source, or tokens)")
     if kinds is None:
-        wanted = ", ".join(text if source is None else f"{source} and {text}" for source, text in COLUMNS)
+        wanted = " or ".join(f"'{text}'" if source is None else f"'{source}' with '{text}'" for source, text in COLUMNS)
         odd = told["unreadable lines"]
-        reason = f"{odd} lines, none of them UTF-8 (and JSON)" if odd else f"empty, or records without {wanted}"
+        reason = f"{odd} lines, none of them UTF-8 (and JSON)" if odd else f"records have {columns or 'nothing'}; give {wanted}"
         raise Refused(f"--data {name}: no texts in {', '.join(map(str, files[:3]))}: {reason}")
 
 

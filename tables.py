@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -47,8 +48,10 @@ def write(table: Table, out: Path):
         print(f"{table.text()}\n\n{out}.md\n{out}.csv")
 
 
-def number(score: Score) -> str:
-    return shown("", score) if isinstance(score, tuple) else f"{score:.2f}"
+def number(name: str, score: Score) -> str:
+    """Shares in percent, means with their error, and all else to two decimals; - where there is none."""
+    plain = isinstance(score, float) and math.isfinite(score) and not shown(name, score).endswith("%")
+    return f"{score:.2f}" if plain else shown(name, score)
 
 
 def printed(score: Score | None) -> str:
@@ -76,9 +79,7 @@ def cells(benches: Sequence[Bench], settings: paper.Sampling, seeds: Sequence[in
     found = []
     for bench in benches:
         scores = over_seeds(bench, sampler_for(bench, settings), seeds)
-        found += [
-            shown(name, scores[name]) if name.startswith("valid") else number(scores[name]) for name in bench.judge.shown.values()
-        ]
+        found += [number(name, scores[name]) for name in bench.judge.shown.values()]
     return found
 
 

@@ -9,7 +9,9 @@ interrupted run.
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -547,6 +549,8 @@ def fit_objective(
             judge = judges.judge_by(corpus)
             print(judges.report(judge, corpus, texts, judge.judge(texts).scores))
             print(f"\n{judges.some_texts(corpus, texts)}")
+            without = " --judge none" if judge is judges.NO_JUDGE else ""
+            print(f"\nMore: python eval.py samples --run {config.directory}{without}")
     return state
 
 
@@ -563,14 +567,15 @@ def main():
             return
         huge_pages()
         join_processes(config.coordinator, config.processes, config.process_id)
-        if is_chief():
-            print("  ".join(f"{k}={v}" for k, v in config.as_json().items() if v not in ("", None)))
         check(config)
+        if is_chief():
+            told = "  ".join(f"{k}={v}" for k, v in config.as_json().items() if v not in ("", None))
+            print(textwrap.fill(told, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False))
         train_decoder(config)
         train(config)
     if is_chief():
         minutes = (time.time() - begun) / 60
-        print(f"\n{config.directory}: {minutes:.1f} minutes. More: python eval.py samples --run {config.directory}")
+        print(f"{config.directory}: {minutes:.1f} minutes")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 
 import elf
 import paper
+import runs
 import settings
 import train
 
@@ -59,6 +60,8 @@ def test_conditional_presets_are_the_papers(name, epoch, length, source):
         (["--cache", "/proc/elf"], "--cache /proc/elf: data could not be prepared there"),
         (["--data", "xsum", "--encoder", "nowhere"], "--data xsum, which is EdinburghNLP/xsum: no such directory here"),
         (["--encoder", "nowhere"], "--encoder nowhere: no such directory here"),
+        (["--encoder", "./nowhere"], "--encoder ./nowhere: no such directory; it would be one with config.json"),
+        (["--data", "xsum", "--data-dir", "nowhere"], "--data-dir nowhere: no such directory or file"),
         (["--length", "8"], "do not fit into rows of 8: raise --length"),
         (["--decoder", "separate", "--embeddings", "gaussian"], "the decoder mirrors an encoder"),
         (["--decoder", "separate", "--p-decode", "0.1"], "--p-decode 0.1: must be 0 with --decoder separate"),
@@ -75,6 +78,9 @@ def test_bad_input_gets_one_line_and_a_failing_exit(flags, complaint, tmp_path, 
         train.main()
     message = str(exit.value.code)
     assert message.startswith("error: ") and complaint in message and "\n" not in message
+    for directory in list(runs.CLAIMED):
+        runs.remove_if_empty(directory)  # as at the end of the program
+    assert not list(tmp_path.iterdir())
 
 
 def test_averages_are_never_longer_than_training():
@@ -97,6 +103,12 @@ def test_help_shows_the_defaults_of_the_chosen_preset(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             settings.parse([*flags, "--help"], "")
         assert shown in capsys.readouterr().out
+
+
+def test_fewer_steps_have_less_warm_up():
+    warmups = [settings.parse(flags.split(), "").warmup_steps for flags in ("", "--steps 50", "--steps 50 --warmup-steps 9")]
+    assert warmups == [100, 5, 9]
+    assert settings.parse(["--model", "elf-l"], "").warmup_steps == 9_508  # which is more than a tenth of its 3 epochs
 
 
 def test_paths_are_relative_to_where_one_is():

@@ -108,10 +108,10 @@ def test_held_out_texts_that_are_too_many_are_counted(tmp_path, monkeypatch):
     assert found["validation"][1] == {"texts more than are validated on": 2}
 
 
-@pytest.mark.parametrize("content", ["", "{}\n", '{"source": "a"}\n'])
-def test_files_without_texts_are_refused(content, tmp_path):
+@pytest.mark.parametrize("content, has", [("", "nothing"), ("{}\n", "nothing"), ('{"source": "a", "id": 3}\n', "source, id")])
+def test_files_without_texts_are_refused(content, has, tmp_path):
     (tmp_path / "empty.jsonl").write_text(content)
-    with pytest.raises(Refused, match=r"no texts in .*empty.jsonl: empty, or records without source and target"):
+    with pytest.raises(Refused, match=rf"no texts in .*empty.jsonl: records have {has}; give 'source' with 'target' or"):
         read(tmp_path / "empty.jsonl")
 
 
@@ -225,7 +225,7 @@ def test_bad_tokens_and_layouts_are_refused(tokenizer, tmp_path):
     write_jsonl(tmp_path / "two" / "validation.jsonl", [dict(text="a mat")])
     with pytest.raises(Refused, match="sources in one split and none in another"):
         corpora.load_corpus(str(tmp_path / "two"), tokenizer, Layout(8, source=4), tmp_path / "cache")
-    with pytest.raises(Refused, match="of fewer than 100, none is held out"):
+    with pytest.raises(Refused, match="give at least 100 texts, of which one is held out"):
         corpora.load_corpus(str(tmp_path / "few.txt"), tokenizer, Layout(8), tmp_path / "cache")
     with pytest.raises(Refused, match="give one by --tokenizer"):
         corpora.load_corpus(str(tmp_path / "few.txt"), "scratch", Layout(8), tmp_path / "cache")
