@@ -219,16 +219,20 @@ class Trajectory(OfRun):
         mesh = make_mesh(self.mesh, 0)
         found = self.load(self.run)
         sampler, key = self.how.sampler(found.config), generate.sampling_key(self.seed)
-        asked = found.asked(found.corpus(self.split), mesh) if found.config.source_length else None
+        corpus = found.corpus(self.split) if found.config.source_length else None
+        asked = found.asked(corpus, mesh) if corpus else None
+        sources = [f"{e.source} → {e.text}" for e in corpus.held_out[: self.samples]] if asked else []
         args = (found.config, sampler, found.model, found.tokenizer, self.samples, key, mesh, asked)
         with jax.set_mesh(mesh):
             followed = generate.trajectories(*args, frames=self.frames)
+        for source in sources[:1]:
+            print(f"{source}\n")
         for frame in followed[0]:
             print(f"t = {frame.t:.3f}  {frame.text}")
         about = f"{', '.join(f'{k} {v}' for k, v in told(sampler, asked).items())}, seed {self.seed}"
         about += ". What the network predicts at t, decoded. Words that changed since the frame before are marked."
         out = self.out or found.directory / "trajectory.html"
-        runs.write_whole(out, pages.trajectory_page(f"{found.name}: from noise to text", about, followed))
+        runs.write_whole(out, pages.trajectory_page(f"{found.name}: from noise to text", about, followed, sources))
         print(f"\n{out}")
 
 

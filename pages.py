@@ -5,6 +5,7 @@ A page is one file that needs nothing else.
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
@@ -69,13 +70,18 @@ SLIDER = """
 <label>t = <output id="t"></output><input id="slider" type="range" min="0" max="{last}" value="0" step="1" autofocus></label>
 <div id="texts"></div>
 <script>
-const samples = {samples};
+const samples = {samples}, sources = {sources};
 const slider = document.getElementById("slider");
 function show() {
   const i = +slider.value;
   document.getElementById("t").value = samples[0][i].t.toFixed(3);
-  document.getElementById("texts").replaceChildren(...samples.map(frames => {
+  document.getElementById("texts").replaceChildren(...samples.map((frames, n) => {
     const before = i ? frames[i - 1].text.split(" ") : [], article = document.createElement("article");
+    if (n in sources) {
+      const source = document.createElement("small");
+      source.textContent = sources[n];
+      article.append(source, document.createElement("br"));
+    }
     frames[i].text.split(" ").forEach((word, j) => {
       const node = document.createElement(i && word !== before[j] ? "mark" : "span");
       node.textContent = word;
@@ -90,10 +96,12 @@ show();
 """
 
 
-def trajectory_page(title: str, about: str, samples: Sequence[Sequence[Frame]]) -> str:
-    """A slider over t; words that differ from the frame before are marked."""
-    content = json.dumps([[frame._asdict() for frame in frames] for frames in samples], ensure_ascii=False).replace(
-        "<", "\\u003c"
-    )
-    body = SLIDER.replace("{about}", escape(about)).replace("{last}", str(len(samples[0]) - 1)).replace("{samples}", content)
-    return page(title, body)
+def trajectory_page(title: str, about: str, samples: Sequence[Sequence[Frame]], sources: Sequence[str] = ()) -> str:
+    """A slider over t; words that differ from the frame before are marked. What is answered, if anything, stands above."""
+    frames = [[frame._asdict() for frame in frames] for frames in samples]
+    filled = dict(about=escape(about), last=str(len(samples[0]) - 1), sources=in_script(list(sources)), samples=in_script(frames))
+    return page(title, re.sub(r"\{(about|last|sources|samples)\}", lambda found: filled[found[1]], SLIDER))
+
+
+def in_script(what: list) -> str:
+    return json.dumps(what, ensure_ascii=False).replace("<", "\\u003c")

@@ -40,6 +40,12 @@ def test_the_slider_shows_the_text_of_every_time(tmp_path):
 
 
 @needs_chromium
+def test_what_is_answered_stands_above(tmp_path):
+    page = pages.trajectory_page("From noise", "about", FRAMES, ["Die Katze saß. → the <cat> sat"])
+    assert "<article><small>Die Katze saß. → the &lt;cat&gt; sat</small><br><span>a</span>" in shown(page, tmp_path)
+
+
+@needs_chromium
 def test_best_and_worst_samples_stand_out(tmp_path):
     samples = [pages.Sample(f"text {i} <i>", score) for i, score in enumerate([3.0, 1.0, float("inf"), 2.0])]
     dom = shown(pages.samples_page("Samples", "about", "a table", samples, "perplexity", True, marked=1), tmp_path)
