@@ -207,18 +207,30 @@ def draw(figure: Figure, file: Path):
                 axis.annotate(p.label, (p.x, p.y), textcoords="offset points", xytext=(4, 4), fontsize=7, color="0.35")
         axis.set(xlabel=figure.x, ylabel=y)
         axis.set_title(whose, fontsize=10)
+        axis.margins(0.12)
         heights = [p.y for points in curves.values() for p in points if math.isfinite(p.y)]
         if heights and max(heights) > 50 * min(heights) > 0:
             axis.set_yscale("log")
+        else:
+            axis.set_ylim(widened(*axis.get_ylim()))
         if figure.log_x:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")
+        else:
+            axis.set_xlim(widened(*axis.get_xlim()))
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize=8)
     canvas.suptitle(figure.title, fontsize=11)
     file.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(file, dpi=130)
     plt.close(canvas)
+
+
+def widened(low: float, high: float, least: float = 0.05) -> tuple[float, float]:
+    """Limits of an axis, at least 5% of what it shows apart: chance should not look like a curve."""
+    middle = (low + high) / 2
+    half = max(high - low, least * abs(middle)) / 2
+    return middle - half, middle + half
 
 
 def label_ends(points: Sequence[Point]) -> Iterable[Point]:
