@@ -70,7 +70,8 @@ def sweep(
             at = list(samplers) if isinstance(x, str) else [""] * len(samplers)
             for head, curve in drawn.items():
                 up = [mean_of(scores[bench.judge.shown[head]]) for scores in scored]
-                label = name if len(benches) == 1 else f"{bench.trained.name}, {name}"
+                run = bench.trained.name
+                label = run if len(curves) == 1 else name if len(benches) == 1 else f"{run}, {name}"
                 curve[label] = [Point(*each) for each in zip(at, along, up, strict=True)]
     table = Table(title, ["run", "curve", "at", *names], rows, notes_of(benches, seeds))
     panels = [Panel("here" if theirs else "", labels[head], curve) for head, curve in drawn.items()]
@@ -148,7 +149,7 @@ def trade_off(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
 def few_step(benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Figure 9a: perplexity at few steps, beside distilled models of others."""
     need_perplexity(benches)
-    curves = {"distilled or not": {f"{n} steps": Sampler(n, s.w, 1.0, s.gamma) for n, s in paper.FEW_STEP_SAMPLING.items()}}
+    curves = {"SDE": {f"{n} steps": Sampler(n, s.w, 1.0, s.gamma) for n, s in paper.FEW_STEP_SAMPLING.items()}}
     theirs = {
         method: [Point("", n, row[i][0]) for n, row in paper.FEW_STEP.items()] for i, method in enumerate(paper.FEW_STEP_METHODS)
     }
