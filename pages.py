@@ -49,7 +49,7 @@ def samples_page(
     best, worst = set(order[:marked]), set(order[len(order) - marked :])
     parts = []
     for i, sample in enumerate(samples):
-        kind = "best" if i in best else "worst" if i in worst else ""
+        kind = "best" if i in best else "worst" if i in worst or not math.isfinite(sample.score) else ""
         lines = [f"<div>{escape(sample.text or '(empty)')}</div>"]
         if sample.source is not None:
             lines = [small(sample.source), *lines, small(f"reference: {sample.reference}")]

@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import NamedTuple
 
 import paper
@@ -24,9 +25,12 @@ class Table(NamedTuple):
     notes: list[str]
 
     def text(self) -> str:
-        """Aligned columns for the terminal."""
-        lines = [self.columns, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        """Aligned columns for the terminal, the words of their heads below each other."""
+        widths = [max([8, *(len(row[i]) for row in self.rows)]) for i in range(len(self.columns))]
+        heads = [wrap(head, width, break_long_words=False, break_on_hyphens=False) for head, width in zip(self.columns, widths, strict=True)]
+        widths = [max(width, *map(len, head)) for width, head in zip(widths, heads, strict=True)]
+        height = max(map(len, heads))
+        lines = [*zip(*([""] * (height - len(head)) + head for head in heads), strict=True), *self.rows]
         aligned = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         return "\n".join([self.title, "", *aligned, "", *self.notes])
 

@@ -129,7 +129,7 @@ def test_a_table_has_our_numbers_and_the_papers_and_is_measured_once(finished, t
     words = ["table", "system", "--run", config.directory, "--num-samples", 4, "--seeds", 0, 1, "--out", tmp_path / "system"]
     run(monkeypatch, *words)
     said = capsys.readouterr().out
-    assert "67.32 ± 2.25" in said and "5.15 ± 0.002" in said and "4 samples, seed 0, 1" in said and "whole valid" in said
+    assert "67.32 ± 2.25" in said and "5.15 ± 0.002" in said and "4 samples, seed 0, 1" in said and "valid" in said
     assert "| 8 | 3.0 | 2.0 |" in (tmp_path / "system.md").read_text()
     assert len((tmp_path / "system.csv").read_text().splitlines()) == 4
     monkeypatch.setattr(eval.generate, "sample_texts", None)  # a second time, nothing is sampled
