@@ -27,7 +27,8 @@ class Table(NamedTuple):
     def text(self) -> str:
         """Aligned columns for the terminal, the words of their heads below each other."""
         widths = [max([8, *(len(row[i]) for row in self.rows)]) for i in range(len(self.columns))]
-        heads = [wrap(head, width, break_long_words=False, break_on_hyphens=False) for head, width in zip(self.columns, widths, strict=True)]
+        whole = dict(break_long_words=False, break_on_hyphens=False)
+        heads = [wrap(head, width, **whole) for head, width in zip(self.columns, widths, strict=True)]
         widths = [max(width, *map(len, head)) for width, head in zip(widths, heads, strict=True)]
         height = max(map(len, heads))
         lines = [*zip(*([""] * (height - len(head)) + head for head in heads), strict=True), *self.rows]
