@@ -106,7 +106,7 @@ def history(run: Trained) -> list[tuple[TrainConfig, int]]:
     while config.teacher:
         place = run.directory.parent / str(config.start_steps) if config.start_steps else Path(config.teacher)
         released = not (place / "config.json").exists()
-        if released and not place.exists() and str(place).count("/") != 1:
+        if released and not place.exists() and (place.parent.is_dir() or len(place.parts) != 2):  # so no name on the hub
             raise Refused(f"{run.name}: what it was distilled from is not there any more ({place})")
         config = preset(config.model if config.model in SIZES else None, config.data) if released else runs.read_config(place)
         stages.insert(0, (config, config.steps))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +143,18 @@ def test_a_student_of_another_teacher_is_not_begun_from(distilled, finished, tmp
     shutil.rmtree(copy / directories[0].parent.name / "4" / "checkpoints")  # begun, and nothing saved yet
     mesh = train.make_mesh("1", 0)
     assert distill.first_student(elsewhere, distill.trained.load(str(other.directory), mesh), mesh)[1] is None
+
+
+def test_a_teacher_that_is_gone_is_not_taken_for_a_released_one(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    student = types.SimpleNamespace(name="student", step=3, directory=tmp_path / "runs" / "x" / "1")
+    for teacher in ("runs/gone", "/nowhere/at/all"):
+        student.config = dataclasses.replace(finished[0], teacher=teacher)
+        with pytest.raises(Refused, match="what it was distilled from is not there any more"):
+            distill.trained.history(student)
+    student.config = dataclasses.replace(finished[0], model="elf-b", data="owt", teacher="embedded-language-flows/ELF-B-owt")
+    assert distill.trained.history(student)[0][1] == 5 * 19_017
 
 
 def test_a_round_learns_what_it_is_asked_to(finished, tmp_path):
