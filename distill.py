@@ -126,14 +126,22 @@ def token_losses(
     draws: losses.Draws,
     ts: Float[Array, "K N"],
     slots: losses.Slots,
+    decoding: int,
     *,
     noise_scale: float,
     decode_noise_scale: float,
 ) -> Float[Array, "N L"]:
-    """Eq. 4 in the denoiser rows, Alg. 4 in the decoder rows. Teacher and student see the same w and self-conditioning."""
+    """Eq. 4 in the denoiser rows, Alg. 4 in the decoder rows. Teacher and student see the same w and self-conditioning.
+
+    The first `decoding` rows of every group are always decoder rows: no teacher is followed there.
+    """
     z, x_prev, t, _ = losses.make_inputs(teacher, batch, draws, slots, noise_scale, decode_noise_scale)
-    keep = partial(jnp.where, batch.prefix[..., None], batch.x)
-    x_target = losses.distill_target(z, follow(teacher, z, x_prev, draws.w, ts, keep), ts[0], ts[-1])
+    others = slice(decoding, slots.group)
+    take, put = partial(losses.take_rows, slots.group), partial(losses.put_rows, len(t), slots.group)
+    start, seen, w, prefix, clean = (take(a, others) for a in (z, x_prev, draws.w, batch.prefix, batch.x))
+    keep = partial(jnp.where, prefix[..., None], clean)
+    z_r = put(follow(teacher, start, seen, w, take(ts.T, others).T, keep), others)
+    x_target = losses.distill_target(z, z_r, ts[0], ts[-1])
     h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
     return losses.with_decoder(model, h, batch, draws, slots, losses.distill_loss(model.predict(h, z, t), x_target))
 
@@ -141,6 +149,7 @@ def token_losses(
 def make_loss(config: TrainConfig, dtype, student_steps: int, teacher_steps: int) -> Callable:
     """(model, (embedder, teacher), rows, their numbers, key) -> summed loss, and its sum and count in each branch."""
     slots = train.slots_of(config)
+    decoding = int(slots.group * config.p_decode)
     scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
 
     def loss(model: ELF, frozen: tuple[data.Embedder, ELF], rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
@@ -150,7 +159,8 @@ def make_loss(config: TrainConfig, dtype, student_steps: int, teacher_steps: int
         ts = sub_grid(key, row, t, t + 1 / student_steps, teacher_steps // student_steps, config.t_mean, config.t_std)
         batch = embedder(rows, drop)
         draws = draws._replace(t=t)
-        per_token = token_losses(train.cast(model, dtype), train.cast(teacher, dtype), batch, draws, ts, slots, **scales)
+        model, teacher = train.cast((model, teacher), dtype)
+        per_token = token_losses(model, teacher, batch, draws, ts, slots, decoding, **scales)
         sums = losses.branch_sums(per_token, batch, draws)
         return sums[:, 0].sum(), sums
 
@@ -202,13 +212,13 @@ def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch
     )
 
 
-def objective_of(teacher: ELF | None, student: ELF | None) -> train.MakeObjective:
+def objective_of(teacher: ELF | None, student: ELF | None, label: str = "") -> train.MakeObjective:
     """Without a teacher and a student, of shapes alone."""
 
     def objective(config: TrainConfig, embedder: data.Embedder, dtype, make: Callable[[PRNGKeyArray], ELF]) -> train.Objective:
         loss = make_loss(config, dtype, config.student_steps, config.teacher_steps)
         teaching = jax.eval_shape(make, jax.random.key(0)) if teacher is None else teacher
-        return train.Objective(loss, (embedder, teaching), make, student)
+        return train.Objective(loss, (embedder, teaching), make, student, label)
 
     return objective
 
@@ -228,11 +238,12 @@ def distill(asked: Distill) -> list[Path]:
         config = round_config(asked, teacher.config, n, len(corpus.rows.s), few_step=not corpus.has_sources)
         config = replace(config, start_steps=start, weights=weights)
         runs.refuse_others(config.directory, config, train.FREE)
+        label = f"round {i} of {len(asked.rounds)}"
         if is_chief():
             begun, k = f"begun as that of {start}" if start else "begun as the teacher", asked.teacher_steps // n
-            print(f"\nround {i} of {len(asked.rounds)}, steps of the student: {n}, {begun}; each is {k} of the teacher's")
+            print(f"\n{label}, steps of the student: {n}, {begun}; each is {k} of the teacher's")
             train.keep_embedding(config, corpus, embedder)
-        student = train.train(config, objective_of(teacher.model, student)).ema
+        student = train.train(config, objective_of(teacher.model, student, label)).ema
         start = n
         directories.append(config.directory)
     return directories

@@ -36,14 +36,14 @@ def loggers(config: TrainConfig, first: int) -> list[Callable]:
 class Progress:
     """The progress bar and the loggers of a run; only the chief's are heard."""
 
-    def __init__(self, config: TrainConfig, first: int):
+    def __init__(self, config: TrainConfig, first: int, label: str):
         self.config, self.begun = config, time.time()
         self.tell = loggers(config, first) if is_chief() else []
         self.bar = tqdm(
             total=config.steps,
             initial=first,
             unit="step",
-            desc=str(config.directory.relative_to(config.runs)),
+            desc=f"{label} {config.directory.relative_to(config.runs)}".strip(),
             dynamic_ncols=True,
             disable=not is_chief(),
         )
@@ -74,11 +74,18 @@ class Progress:
 
 
 def fit(
-    config: TrainConfig, state: NamedTuple, load: Callable, advance: Callable, validate: Callable, show: Callable, checkpoints
+    config: TrainConfig,
+    state: NamedTuple,
+    load: Callable,
+    advance: Callable,
+    validate: Callable,
+    show: Callable,
+    checkpoints,
+    label: str = "",
 ) -> NamedTuple:
     """Call `advance(state, load(i))` up to the last step: log, validate, save, show samples. A SIGTERM saves and leaves."""
     first = int(state.step)
-    progress = Progress(config, first)
+    progress = Progress(config, first, label)
     rows_ahead = data.prefetched(load, first, config.steps)
     with stop_signal() as asked_to_stop:
         for done in range(first + 1, config.steps + 1):

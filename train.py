@@ -136,6 +136,8 @@ class Objective(NamedTuple):
     """The network before its first step,"""
     start: Any = None
     """or weights that it starts from."""
+    label: str = ""
+    """On the progress bar, before the name of the run."""
 
 
 MakeObjective = Callable[[TrainConfig, data.Embedder, Any, Callable[[PRNGKeyArray], ELF]], Objective]  # of the compute type too
@@ -541,7 +543,7 @@ def fit_objective(
             tqdm.write(f"step {done}:\n{judges.some_texts(corpus, [text])}")
 
     with jax.set_mesh(mesh):
-        state = fit(config, state, load, advance, validate, show, checkpoints)
+        state = fit(config, state, load, advance, validate, show, checkpoints, goal.label)
         texts = sample(state, config.num_samples, "final") if config.num_samples else []
     if is_chief():
         runs.plot_losses(config.directory)

@@ -70,6 +70,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn_from_one_step(golde
         draws,
         ts,
         losses.Slots(8, 2, 4),
+        decoding=1,
         noise_scale=2.0,
         decode_noise_scale=1.0,
     )
