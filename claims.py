@@ -4,16 +4,20 @@
     python claims.py --only bottleneck gamma  some claims
     python claims.py --report                 only write what has been measured so far
 
-Every variant is a run of train.py with the flags told here. What was measured is kept in claims.json, the report in RESULTS.md
-between the two lines that name this file, and a picture for each claim in images/.
+Every variant is a run of train.py with the flags told here, two at a time (--jobs), as two cores do more for two networks of this
+size than for one. What was measured is kept in claims.json, the report in RESULTS.md between the two lines that name this file,
+and a picture for each claim in images/.
 """
 
 import dataclasses
+import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -197,6 +201,7 @@ CLAIMS = {
 # Runs and measurements
 
 PLACE, KEPT = Path("runs/claims"), Path("claims.json")
+COMPILED = {"JAX_COMPILATION_CACHE_DIR": str(PLACE / "compiled")}  # by one seed, for the others
 Kept = dict[str, dict[str, float]]  # scores, by what was measured
 
 
@@ -224,7 +229,7 @@ def command_of(variant: str, seed: int) -> str:
 def make_run(variant: str, seed: int) -> bool:
     """Train a variant, or go on with it; whether it is finished."""
     command, run = command_of(variant, seed), run_of(variant, seed)
-    tqdm.write(command)
+    print(command, flush=True)
     child = subprocess.Popen([sys.executable, *command.split()[1:]])
     try:
         child.wait()
@@ -236,30 +241,69 @@ def make_run(variant: str, seed: int) -> bool:
     return runs.is_finished(run)
 
 
-def measure_run(variant: str, seed: int, samplers: list[Sampler], kept: Kept):
+def missing(variant: str, seed: int, kept: Kept) -> list[Sampler]:
+    """How a run has still to be sampled from, for all claims."""
+    needed = dict.fromkeys(arm.sampler for claim in CLAIMS.values() for arm in claim.arms if arm.variant == variant)
+    return [sampler for sampler in needed if key_of(variant, seed, sampler) not in kept]
+
+
+def keep(key: str, scores: dict[str, float]):
+    """Several processes add to the same file, one after the other."""
+    with (PLACE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs.write_whole(KEPT, json.dumps(read_kept() | {key: scores}, indent=1, sort_keys=True) + "\n")
+
+
+def do_run(variant: str, seed: int):
+    """All that a variant needs in one seed: training, and its samples."""
+    if (variant == "distilled" and not make_run("base", seed)) or not make_run(variant, seed):
+        raise Refused(f"{command_of(variant, seed)} did not finish")
     mesh = make_mesh("1", 0)
     bench = bench_for(trained.load(str(run_of(variant, seed)), mesh), mesh, SAMPLES)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(bench.trained.model))
-    for sampler in samplers:
-        scores = measure(bench, sampler, seed).scores
-        kept[key_of(variant, seed, sampler)] = {k: mean_of(v) for k, v in scores.items()} | {PARAMETERS: parameters}
-        runs.write_whole(KEPT, json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    jax.clear_caches()
+    for sampler in missing(variant, seed, read_kept()):
+        scores = {k: mean_of(v) for k, v in measure(bench, sampler, seed).scores.items()}
+        keep(key_of(variant, seed, sampler), scores | {PARAMETERS: parameters})
 
 
-def study(names: list[str]) -> list[str]:
-    """Do what is missing, seed by seed, so that every claim has numbers early; the commands of runs that failed."""
-    kept, needed, failed = read_kept(), {}, []
-    for arm in (arm for name in names for arm in CLAIMS[name].arms):
-        needed.setdefault(arm.variant, {})[arm.sampler] = None
-    jobs = [(v, seed, [s for s in needed[v] if key_of(v, seed, s) not in kept]) for seed in SEEDS for v in needed]
-    for variant, seed, samplers in tqdm([job for job in jobs if job[2]], desc="claims", unit="run"):
-        has_teacher = variant != "distilled" or make_run("base", seed)
-        if has_teacher and make_run(variant, seed):
-            measure_run(variant, seed, samplers, kept)
-        else:
-            failed.append(command_of(variant, seed))
+def side_by_side(todo: list[tuple[str, int]], jobs: int) -> list[str]:
+    """`do_run` for all of them, each in a process with its share of the cores; those that failed."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    free, running, failed = [cores[i::jobs] for i in range(jobs)], {}, []
+    with tqdm(total=len(todo), desc="claims", unit="run") as bar:
+        try:
+            while todo or running:
+                while todo and free:
+                    (variant, seed), *todo = todo
+                    share, said = free.pop(), PLACE / f"{variant}-{seed}.log"
+                    if share:
+                        os.sched_setaffinity(0, share)  # which the process inherits
+                    command = [sys.executable, __file__, "--run", variant, str(seed)]
+                    with said.open("a") as out:
+                        child = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | COMPILED)
+                    running[child] = share, said
+                    bar.set_postfix_str(", ".join(said.stem for _, said in running.values()))
+                time.sleep(1)
+                for child in [child for child in running if child.poll() is not None]:
+                    share, said = running.pop(child)
+                    free.append(share)
+                    failed += [str(said)] * bool(child.returncode)
+                    bar.update()
+        finally:
+            for child in running:
+                child.terminate()
+            for child in running:
+                child.wait()
     return failed
+
+
+def study(names: list[str], jobs: int) -> list[str]:
+    """Do what is missing, seed by seed, so that every claim has numbers early; what the runs that failed said."""
+    kept, variants = read_kept(), dict.fromkeys(arm.variant for name in names for arm in CLAIMS[name].arms)
+    todo = [(variant, seed) for seed in SEEDS for variant in variants if missing(variant, seed, kept)]
+    PLACE.mkdir(parents=True, exist_ok=True)
+    students = [job for job in todo if job[0] == "distilled"]  # last, as they need their teachers
+    return side_by_side([job for job in todo if job not in students], jobs) + side_by_side(students, jobs)
 
 
 # The report
@@ -311,7 +355,7 @@ def verdict(claim: Claim, kept: Kept) -> str:
 
 
 def shown(name: str, values: list[float], sign: str = "") -> str:
-    if not values:
+    if not values or not all(map(math.isfinite, values)):
         return "-"
     mean, error = mean_and_error(values)
     if name == PARAMETERS:
@@ -332,7 +376,8 @@ def picture(claim: Claim, kept: Kept, file: Path):
     canvas, axes = plt.subplots(1, n, figsize=(1.6 + 4 * n, 1.1 + 0.3 * len(labels)), layout="constrained", squeeze=False)
     for axis, score in zip(axes[0], claim.orders, strict=True):
         for y, arm in enumerate(claim.arms):
-            if values := list(scores_of(kept, arm, score).values()):
+            values = list(scores_of(kept, arm, score).values())
+            if values and all(map(math.isfinite, values)):
                 mean, error = mean_and_error(values)
                 axis.errorbar(mean, y, xerr=error, fmt="o", color="C0", capsize=3)
                 axis.plot(values, [y] * len(values), ".", color="0.6", ms=4, zorder=0)
@@ -397,6 +442,10 @@ class Claims:
     """Claims to check; all by default."""
     report: bool = False
     """Train and measure nothing: only write the report."""
+    jobs: int = 2
+    """Runs at a time, each on its share of the cores."""
+    run: tuple[str, int] | None = None
+    """Train and measure this variant in this seed, and nothing else."""
 
 
 def main():
@@ -405,12 +454,18 @@ def main():
     with one_line():
         if unknown := set(asked.only) - CLAIMS.keys():
             raise Refused(f"--only {' '.join(sorted(unknown))}: unknown; known are {', '.join(CLAIMS)}")
+        if asked.run and (asked.run[0] not in VARIANTS or asked.run[1] not in SEEDS):
+            raise Refused(f"--run {asked.run[0]} {asked.run[1]}: unknown; variants are {', '.join(VARIANTS)}")
+        if not 1 <= asked.jobs <= os.cpu_count():
+            raise Refused(f"--jobs {asked.jobs}: must be between 1 and the number of cores, {os.cpu_count()}")
         train.huge_pages()
         os.chdir(Path(__file__).parent)
-        failed = [] if asked.report else study(list(asked.only or CLAIMS))
+        if asked.run:
+            return do_run(*asked.run)
+        failed = [] if asked.report else study(list(asked.only or CLAIMS), asked.jobs)
         write_report()
         if failed:
-            raise Refused(f"these did not finish: {'; '.join(failed)}. The same command tries them again.")
+            raise Refused(f"these did not finish, and say why: {', '.join(failed)}. The same command tries them again.")
 
 
 if __name__ == "__main__":

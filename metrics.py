@@ -100,11 +100,11 @@ def text_scores(texts: list[str]) -> dict[str, Score]:
 
 
 def shown(name: str, score: Score) -> str:
-    """A score as text: shares in percent, means with their error."""
+    """A score as text: shares in percent, means with their error; - where there is none, as no text was valid."""
     is_share = name.startswith(("valid", "distinct", "exact matches"))
+    if not math.isfinite(mean_of(score)):
+        return "-"
     if isinstance(score, tuple):
         mean, error = (100 * part if is_share else part for part in score)
         return f"{mean:.1f} ± {error:.1f}%" if is_share else f"{mean:.2f} ± {error:.{2 if error >= 0.1 else 3}f}"
-    if not math.isfinite(score):
-        return "-"
     return f"{score:.1%}" if is_share else f"{score:.3f}"

@@ -52,8 +52,8 @@ def refuse_others(directory: Path, config: TrainConfig, free: set[str]):
 CLAIMED: dict[Path, IO] = {}  # locks of this process, held as long as it lives
 
 
-def claim(directory: Path):
-    """Make this process the only one that writes into the directory of a run."""
+def claim(directory: Path, wait: bool = False):
+    """Make this process the only one that writes into the directory of a run, if need be after another that does."""
     if directory in CLAIMED:
         return
     try:
@@ -64,9 +64,17 @@ def claim(directory: Path):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Refused(f"{directory} is being written by another process: wait for it, or choose another --name") from None
+        if not wait:
+            raise Refused(f"{directory} is being written by another process: wait for it, or choose another --name") from None
+        print(f"{directory} is being written by another process: waiting for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     CLAIMED[directory] = lock
     atexit.register(remove_if_empty, directory)
+
+
+def release(directory: Path):
+    """Let others write there again."""
+    CLAIMED.pop(directory).close()
 
 
 def remove_if_empty(directory: Path):

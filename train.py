@@ -430,14 +430,18 @@ def train_encoder(config: TrainConfig, corpus: corpora.Corpus, mesh: Mesh):
     kept, place = config.directory, stage.directory / "t5"
     if any(file.exists() for file in (kept / TABLE, kept / "encoder" / "config.json", place / "config.json")):
         return
-    goal = span_corruption(stage, corpus.tokenizer, compute_type(stage, mesh))
     with chief_first():
         if is_chief():
-            runs.claim(stage.directory)
+            runs.claim(stage.directory, wait=True)
+    if not (place / "config.json").exists():  # Another run may have trained it in the meantime.
+        goal = span_corruption(stage, corpus.tokenizer, compute_type(stage, mesh))
+        if is_chief():
             write_config(stage)
-    trained = fetch(fit_objective(stage, corpus, goal, mesh).model)
+        trained = fetch(fit_objective(stage, corpus, goal, mesh).model)
+        if is_chief():
+            pretrained.save_t5(trained.encoder, place)
     if is_chief():
-        pretrained.save_t5(trained.encoder, place)
+        runs.release(stage.directory)
 
 
 def train_decoder(config: TrainConfig):

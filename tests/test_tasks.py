@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import types
 
@@ -52,6 +53,7 @@ def test_scores_of_answers():
     assert "case:lc" in judge.signature
     assert metrics.shown("ROUGE-L", (35.123, 0.119)) == "35.12 ± 0.12" and metrics.shown("exact matches", 0.5) == "50.0%"
     assert metrics.shown("entropy", (5.15, 0.0021)) == "5.15 ± 0.002"
+    assert metrics.shown("perplexity", (math.inf, math.nan)) == metrics.shown("perplexity", math.inf) == "-"
     assert metrics.mean_and_error([1.0, 2.0, 3.0]) == pytest.approx((2, 1 / 3**0.5))
 
 
