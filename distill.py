@@ -146,10 +146,15 @@ def token_losses(
     return losses.with_decoder(model, h, batch, draws, slots, losses.distill_loss(model.predict(h, z, t), x_target))
 
 
+def always_decoding(config: TrainConfig) -> int:
+    """How many rows of a group train the decoder in every batch."""
+    return int(train.slots_of(config).group * config.p_decode)
+
+
 def make_loss(config: TrainConfig, dtype, student_steps: int, teacher_steps: int) -> Callable:
     """(model, (embedder, teacher), rows, their numbers, key) -> summed loss, and its sum and count in each branch."""
     slots = train.slots_of(config)
-    decoding = int(slots.group * config.p_decode)
+    decoding = always_decoding(config)
     scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
 
     def loss(model: ELF, frozen: tuple[data.Embedder, ELF], rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
@@ -304,6 +309,7 @@ def plan_of(k: int, config: TrainConfig, mesh: Mesh) -> train.Plan:
 
     def one_step():
         embedding, dtype, n = len(plan.embedder().mean), train.compute_type(config, mesh), config.batch // config.accumulate
+        n -= n // train.slots_of(config).group * always_decoding(config)
         teacher = jax.eval_shape(plan.make(SIZES[config.model]["depth"]), jax.random.key(0))
         z, w = jax.ShapeDtypeStruct((n, config.length, embedding), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.float32)
         ts = jax.ShapeDtypeStruct((2, n), jnp.float32, sharding=NamedSharding(mesh, P(None, ALL)))

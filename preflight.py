@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
+from tqdm import tqdm
 
 from elf import CONTROL_TOKENS, ELF
 from errors import Refused
@@ -86,16 +87,25 @@ def counted(plan, layers: int, parts: int) -> tuple[jax.stages.Compiled, float, 
     In a step, each of the `parts` of a batch goes through the loop over the encoder's layers and those over ELF's `layers`; then
     the optimizer has loops of its own.
     """
+    bar = tqdm(desc="compiling", unit="program", total=6 + (parts > 1) + len(plan.repeated), leave=False)
+    bar.refresh()
+
+    def count(lowered):
+        _, counts = compiled(lowered)
+        bar.update()
+        return counts
+
     begun = time.time()
     program, once = compiled(plan.step())
     compile_seconds = time.time() - begun
-    layer = difference(compiled(plan.step(unroll_layers=2))[1], once)
-    part = difference(compiled(plan.step(unroll_parts=2))[1], once) if parts > 1 else Counter()
+    bar.update()
+    layer = difference(count(plan.step(unroll_layers=2)), once)
+    part = difference(count(plan.step(unroll_parts=2)), once) if parts > 1 else Counter()
     encoder, optimizer = (
-        difference(compiled(lower(unroll=True))[1], compiled(lower(unroll=False))[1]) for lower in (plan.encoder, plan.optimizer)
+        difference(count(lower(unroll=True)), count(lower(unroll=False))) for lower in (plan.encoder, plan.optimizer)
     )
-
-    repeated = [(times, compiled(lower())[1]) for times, lower in plan.repeated]
+    repeated = [(times, count(lower())) for times, lower in plan.repeated]
+    bar.close()
 
     def full(k):
         inner = (layers - 1) * layer[k] + encoder[k] + sum(times * each[k] for times, each in repeated)

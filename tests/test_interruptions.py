@@ -1,10 +1,12 @@
 """Whatever ends a run, nothing is lost but the steps since the last good checkpoint."""
 
 import dataclasses
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
+import threading
 
 import jax
 import pytest
@@ -87,6 +89,21 @@ def test_a_full_disk_ends_the_run_with_a_word_on_what_is_safe(small, tmp_path):
         process.wait()
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_who_needs_what_another_process_is_making_waits_for_it(tmp_path, capsys):
+    """As two runs that begin with the same encoder do."""
+    with (tmp_path / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=runs.claim, args=(tmp_path,), kwargs=dict(wait=True), daemon=True)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive() and "waiting for it" in capsys.readouterr().out
+    waiting.join(10)
+    assert not waiting.is_alive() and tmp_path in runs.CLAIMED
+    runs.release(tmp_path)
+    with (tmp_path / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("harm", ["truncate", "remove"])
