@@ -39,7 +39,7 @@ from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_TEXTS, WORDS, mean_and_erro
 
 SEEDS = (0, 1, 2)  # of networks and noise; the encoder is the same for all
 BUDGET = "--steps 1000 --num-samples 0 --sample-every 0 --save-every 500"  # for every variant alike
-SAMPLES = 512
+SAMPLES = 1024
 TWO_STAGE = "--decoder separate --conditioning adaln-zero"  # the paper's setting for prediction targets
 VARIANTS = {
     "base": "",
@@ -61,8 +61,9 @@ VARIANTS = {
     "translate": "--data translate",
     "distilled": "--steps 100",  # in each of the five rounds of distill.py; "base" is the teacher
 }
-ODE, SDE = Sampler(64, 1.0, 1.0, 0.0), Sampler(64, 1.0, 1.0, 1.0)
-RELEASED = dataclasses.replace(SDE, form="released")  # as the authors' code, which goes on from the re-noised state
+PARAMETERS = "parameters"
+ODE, SDE = Sampler(32, 1.0, 1.0, 0.0), Sampler(32, 1.0, 1.0, 1.0)
+RELEASED = dataclasses.replace(SDE, form="released")
 
 
 class Arm(NamedTuple):
@@ -88,10 +89,10 @@ def arms(variants: str, sampler: Sampler = SDE) -> list[Arm]:
     return [Arm(name, name, sampler) for name in variants.split()]
 
 
-def vary(label: str, values, variant: str = "base", sampler: Sampler = SDE, note: str = "") -> list[Arm]:
+def vary(label: str, values, variant: str = "base", sampler: Sampler = SDE) -> list[Arm]:
     """The same network with other settings of its sampler."""
     field = {"γ": "gamma"}.get(label, label)
-    return [Arm(f"{label} {v:g}{note}", variant, dataclasses.replace(sampler, **{field: float(v)})) for v in values]
+    return [Arm(f"{label} {v:g}", variant, dataclasses.replace(sampler, **{field: float(v)})) for v in values]
 
 
 def at_steps(sampler: Sampler, name: str, variant: str, steps) -> list[Arm]:
@@ -103,7 +104,6 @@ def each(first: str, second: str, steps) -> list[tuple[str, str]]:
 
 
 FEW = (4, 8, 16)
-KINDS = {"SDE": SDE, "SDE as released": RELEASED, "ODE": ODE}
 DISTILLED = (1, 2, 4, 8)
 STUDENT = Sampler(1, paper.ROUNDS_SAMPLING[1].w, 1.0, paper.ROUNDS_SAMPLING[1].gamma)
 UNIFORM = dataclasses.replace(ODE, grid="uniform")
@@ -131,8 +131,14 @@ CLAIMS = {
     "samplers": Claim(
         "With few steps, the SDE is better than the ODE",
         "Fig. 5c",
-        [arm for name, s in KINDS.items() for arm in at_steps(s, name, "base", FEW)],
-        {VALID_TEXTS: each("SDE", "ODE", FEW) + each("SDE as released", "ODE", FEW)},
+        at_steps(SDE, "SDE", "base", FEW) + at_steps(ODE, "ODE", "base", FEW),
+        {VALID_TEXTS: each("SDE", "ODE", FEW)},
+    ),
+    "samplers-as-released": Claim(
+        "The same, with the SDE of the authors' code, which goes on from the re-noised state",
+        "Fig. 5c",
+        at_steps(RELEASED, "SDE", "base", FEW) + at_steps(ODE, "ODE", "base", FEW),
+        {VALID_TEXTS: each("SDE", "ODE", FEW)},
     ),
     "sizes": Claim(
         "A larger network is better",
@@ -162,7 +168,7 @@ CLAIMS = {
         "Control tokens are as good as adaLN-Zero, with fewer parameters",
         "Fig. 14",
         [Arm("control tokens", "base", SDE), *arms("adaln-zero")],
-        {VALID_TEXTS: [("control tokens", "adaln-zero")]},
+        {VALID_TEXTS: [("control tokens", "adaln-zero")], PARAMETERS: [("adaln-zero", "control tokens")]},
         as_good=True,
     ),
     "optimizers": Claim(
@@ -180,8 +186,14 @@ CLAIMS = {
     "gamma": Claim(
         "Noise re-injected while sampling lowers perplexity and, somewhat, entropy",
         "Fig. 16b",
-        vary("γ", (0, 1, 2)) + vary("γ", (1, 2), sampler=RELEASED, note=" as released"),
-        {score: [("γ 0", "γ 2"), ("γ 0", "γ 2 as released")] for score in (EXACT_PERPLEXITY, ENTROPY)},
+        vary("γ", (0, 1, 2)),
+        {score: [("γ 0", "γ 2")] for score in (EXACT_PERPLEXITY, ENTROPY)},
+    ),
+    "gamma-as-released": Claim(
+        "The same, with the SDE of the authors' code",
+        "Fig. 16b",
+        vary("γ", (0,)) + vary("γ", (1, 2), sampler=RELEASED),
+        {score: [("γ 0", "γ 2")] for score in (EXACT_PERPLEXITY, ENTROPY)},
     ),
     "cfg": Claim(
         "Guidance by the source is best near 2",
@@ -230,7 +242,7 @@ def make_run(variant: str, seed: int) -> bool:
     """Train a variant, or go on with it; whether it is finished."""
     command, run = command_of(variant, seed), run_of(variant, seed)
     print(command, flush=True)
-    child = subprocess.Popen([sys.executable, *command.split()[1:]])
+    child = subprocess.Popen([sys.executable, *command.split()[1:]], start_new_session=True)
     try:
         child.wait()
     finally:  # Interrupted, it saves before it ends.
@@ -266,9 +278,25 @@ def do_run(variant: str, seed: int):
         keep(key_of(variant, seed, sampler), scores | {PARAMETERS: parameters})
 
 
+def my_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
+
+
+def stay_on(cores: list[int]):
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def start(variant: str, seed: int, said: Path) -> subprocess.Popen:
+    """`do_run` in a process of its own, whose words go to a file."""
+    command, environment = [sys.executable, __file__, "--run", variant, str(seed)], os.environ | COMPILED
+    with said.open("a") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+
+
 def side_by_side(todo: list[tuple[str, int]], jobs: int) -> list[str]:
-    """`do_run` for all of them, each in a process with its share of the cores; those that failed."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    """`do_run` for all of them, each on its share of the cores; what those that failed said."""
+    cores = my_cores()
     free, running, failed = [cores[i::jobs] for i in range(jobs)], {}, []
     with tqdm(total=len(todo), desc="claims", unit="run") as bar:
         try:
@@ -276,12 +304,8 @@ def side_by_side(todo: list[tuple[str, int]], jobs: int) -> list[str]:
                 while todo and free:
                     (variant, seed), *todo = todo
                     share, said = free.pop(), PLACE / f"{variant}-{seed}.log"
-                    if share:
-                        os.sched_setaffinity(0, share)  # which the process inherits
-                    command = [sys.executable, __file__, "--run", variant, str(seed)]
-                    with said.open("a") as out:
-                        child = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | COMPILED)
-                    running[child] = share, said
+                    stay_on(share)  # as the process that begins here will
+                    running[start(variant, seed, said)] = share, said
                     bar.set_postfix_str(", ".join(said.stem for _, said in running.values()))
                 time.sleep(1)
                 for child in [child for child in running if child.poll() is not None]:
@@ -290,6 +314,7 @@ def side_by_side(todo: list[tuple[str, int]], jobs: int) -> list[str]:
                     failed += [str(said)] * bool(child.returncode)
                     bar.update()
         finally:
+            stay_on(cores)
             for child in running:
                 child.terminate()
             for child in running:
@@ -308,7 +333,6 @@ def study(names: list[str], jobs: int) -> list[str]:
 
 # The report
 
-PARAMETERS = "parameters"
 T = 2.92  # Student's, one-sided 5%, of three seeds
 MARGIN = 0.05  # of valid texts, within which two are as good as each other
 
@@ -406,10 +430,10 @@ def introduction() -> str:
     stages = f"five rounds of distill.py with `{VARIANTS['distilled']}`, the embedded translation for guidance by a source"
     return (
         f"`python claims.py`: variants of the embedded default, each a run of train.py with `{BUDGET}` ({stages}), seeds "
-        f"{', '.join(map(str, SEEDS))}, {SAMPLES} samples for each number. The encoder is the same for all seeds. A claim holds, "
-        "or does not, where the difference between two variants in the same seeds is beyond chance by Student's t at 5% "
-        "(one-sided); "
-        f'"as good" means within {100 * MARGIN:g} points of valid texts.'
+        f"{', '.join(map(str, SEEDS))}; {SAMPLES:,} samples for each number, of {SDE.steps} steps where no others are told. The "
+        "encoder is the same for all seeds, and verdicts are about ELF with this one. Perplexity is exact, of the valid texts. A "
+        "claim holds, or does not, where the difference between two variants in the same seeds is beyond chance by Student's t "
+        f'at 5% (one-sided); "as good" means within {100 * MARGIN:g} points of valid texts.'
     )
 
 
@@ -429,7 +453,9 @@ def write_report():
     kept, file = read_kept(), Path("RESULTS.md")
     begin, end = "<!-- claims.py writes from here -->", "<!-- to here -->"
     before, _, rest = file.read_text().partition(begin)
-    _, _, after = rest.partition(end)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise Refused(f"{file}: the report goes between a line {begin} and a line {end}, which are not there")
     runs.write_whole(file, f"{before}{begin}\n\n{report(kept)}\n\n{end}{after}")
     for name, claim in CLAIMS.items():
         picture(claim, kept, Path("images") / f"claim-{name}.png")
@@ -442,7 +468,7 @@ class Claims:
     """Claims to check; all by default."""
     report: bool = False
     """Train and measure nothing: only write the report."""
-    jobs: int = 2
+    jobs: int = min(2, len(my_cores()))
     """Runs at a time, each on its share of the cores."""
     run: tuple[str, int] | None = None
     """Train and measure this variant in this seed, and nothing else."""
@@ -456,8 +482,8 @@ def main():
             raise Refused(f"--only {' '.join(sorted(unknown))}: unknown; known are {', '.join(CLAIMS)}")
         if asked.run and (asked.run[0] not in VARIANTS or asked.run[1] not in SEEDS):
             raise Refused(f"--run {asked.run[0]} {asked.run[1]}: unknown; variants are {', '.join(VARIANTS)}")
-        if not 1 <= asked.jobs <= os.cpu_count():
-            raise Refused(f"--jobs {asked.jobs}: must be between 1 and the number of cores, {os.cpu_count()}")
+        if not 1 <= asked.jobs <= len(my_cores()):
+            raise Refused(f"--jobs {asked.jobs}: must be between 1 and the number of cores, {len(my_cores())}")
         train.huge_pages()
         os.chdir(Path(__file__).parent)
         if asked.run:

@@ -8,6 +8,7 @@ Every round is a run of its own, begun from the one before it, and the same comm
 """
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -96,11 +97,11 @@ class Distill:
 
 
 def sub_grid(
-    key: PRNGKeyArray, row: Int[Array, " N"], t: Float[Array, " N"], r: Float[Array, " N"], k: int, mean: float, std: float
+    key: PRNGKeyArray, row: Int[Array, " N"], t: Float[Array, " N"], r: Float[Array, " N"], k: int, times: Callable
 ) -> Float[Array, "K N"]:
-    """k steps of the teacher inside [t, r] of every row, at sorted logit-normal times; both ends included."""
+    """k steps of the teacher inside [t, r] of every row, at sorted `times` made of normal draws; both ends included."""
     normal = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, i), 6), (k - 1,)))(row)
-    inner = jnp.sort(losses.logit_normal(normal, mean, std), axis=1).T
+    inner = jnp.sort(times(normal), axis=1).T
     return jnp.concatenate([t[None], t + (r - t) * inner, r[None]])
 
 
@@ -147,21 +148,25 @@ def token_losses(
 
 
 def always_decoding(config: TrainConfig) -> int:
-    """How many rows of a group train the decoder in every batch."""
-    return int(train.slots_of(config).group * config.p_decode)
+    """How many rows of a group train the decoder in every batch; 0 where a group is not whole on a device, which would have to
+    send rows to others."""
+    group, devices = train.slots_of(config).group, math.prod(map(int, config.mesh.split("x")))
+    whole = config.batch // config.accumulate % (group * devices) == 0
+    return int(group * config.p_decode) if whole else 0
 
 
 def make_loss(config: TrainConfig, dtype, student_steps: int, teacher_steps: int) -> Callable:
     """(model, (embedder, teacher), rows, their numbers, key) -> summed loss, and its sum and count in each branch."""
     slots = train.slots_of(config)
     decoding = always_decoding(config)
+    times = partial(losses.TIMES[config.times], mean=config.t_mean, std=config.t_std)
     scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
 
     def loss(model: ELF, frozen: tuple[data.Embedder, ELF], rows: corpora.Rows, row: Int[Array, " N"], key: PRNGKeyArray):
         embedder, teacher = frozen
         draws, drop = train.draw(config, key, row, rows.s.shape[1], len(embedder.mean), slots.group)
         t = (1 - 1 / student_steps) * draws.t
-        ts = sub_grid(key, row, t, t + 1 / student_steps, teacher_steps // student_steps, config.t_mean, config.t_std)
+        ts = sub_grid(key, row, t, t + 1 / student_steps, teacher_steps // student_steps, times)
         batch = embedder(rows, drop)
         draws = draws._replace(t=t)
         model, teacher = train.cast((model, teacher), dtype)
@@ -188,6 +193,8 @@ def check(asked: Distill):
 def check_teacher(asked: Distill, config: TrainConfig):
     if config.embeddings == "learned" or config.decoder == "separate":
         raise Refused(f"--teacher {asked.teacher}: only with frozen embeddings and a decoder shared with the network")
+    if config.prediction == "eps":
+        raise Refused(f"--teacher {asked.teacher}: it predicts noise, which at t = 0, where students begin, tells nothing of x")
     if config.model not in SIZES:
         raise Refused(f"--teacher {asked.teacher}: of a size that has no name here; known are {', '.join(SIZES)}")
 
@@ -244,11 +251,13 @@ def distill(asked: Distill) -> list[Path]:
         weights = f"{teacher.weights} {data.fingerprint(fetch(student))}"
         config = round_config(asked, teacher.config, n, len(corpus.rows.s), few_step=not corpus.has_sources)
         config = replace(config, start_steps=start, weights=weights)
+        train.check(config)
         runs.refuse_others(config.directory, config, train.FREE)
         label = f"round {i} of {len(asked.rounds)}"
         if is_chief():
             begun, k = f"begun as that of {start}" if start else "begun as the teacher", asked.teacher_steps // n
             print(f"\n{label}, steps of the student: {n}, {begun}; each is {k} of the teacher's")
+            runs.claim(config.directory)
             train.keep_embedding(config, corpus, embedder)
         student = train.train(config, objective_of(teacher.model, student, label)).ema
         start = n
@@ -288,6 +297,7 @@ def preflight_rounds(asked: Distill):
     check_teacher(asked, teacher)
     for n in dict.fromkeys([asked.rounds[0], asked.rounds[-1]]):
         config = replace(round_config(asked, teacher, n, OWT_ROWS, few_step=False), preflight=asked.preflight)
+        train.check(config)
         k = asked.teacher_steps // n
         found[n] = train.preflight_step(config, partial(plan_of, k), more_passes=k)
         print(f"a student of {n} steps, each {k} of the teacher's:")

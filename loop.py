@@ -107,8 +107,8 @@ def fit(
                 progress.restart_clock()
             if stopping:
                 break
-    progress.bar.close()
-    runs.finish_saving(checkpoints)
+        progress.bar.close()
+        runs.finish_saving(checkpoints)
     if state.step < config.steps:
         if is_chief():
             print(f"stopped at step {state.step} and saved; the same command continues")

@@ -66,7 +66,7 @@ def claim(directory: Path, wait: bool = False):
     except BlockingIOError:
         if not wait:
             raise Refused(f"{directory} is being written by another process: wait for it, or choose another --name") from None
-        print(f"{directory} is being written by another process: waiting for it")
+        print(f"{directory} is being written by another process: waiting for it", flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     CLAIMED[directory] = lock
     atexit.register(remove_if_empty, directory)

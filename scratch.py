@@ -52,7 +52,7 @@ def recipe_of(name: str, vocab: int) -> Recipe:
     shape = name.removeprefix("scratch").removeprefix("-") or str(SMALL["d_model"])
     if shape in T5_CONFIGS:
         return Recipe(T5_CONFIGS[shape] | dict(vocab_size=vocab), density=0.15, embed_std=1.0)
-    if not shape.isdigit():
+    if not shape.isdigit() or int(shape) == 0:
         raise Refused(
             f"--encoder {name}: give scratch, scratch-256 for another width than {SMALL['d_model']}, or scratch-t5-small"
         )

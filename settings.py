@@ -331,10 +331,12 @@ def check(config: TrainConfig):
         raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
     if (config.decoder == "separate") != (config.p_decode == 0):
         raise Refused(f"--p-decode {config.p_decode}: must be 0 with --decoder separate, and above 0 otherwise")
+    if config.p_decode == 1:
+        raise Refused("--p-decode 1: must be below 1, or no row would learn to denoise")
     if config.decoder == "separate" and config.embeddings != "encoder":
         raise Refused(f"--embeddings {config.embeddings} --decoder separate: the decoder mirrors an encoder")
-    if config.preflight and (config.embeddings != "encoder" or config.decoder == "separate"):
-        raise Refused("--preflight: only for embeddings from an encoder and a decoder shared with the network")
+    if config.preflight and (config.embeddings, config.decoder, config.conditioning) != ("encoder", "shared", "tokens"):
+        raise Refused("--preflight: only for embeddings from an encoder, a decoder shared with the network, and control tokens")
     if config.data_dir and not Path(config.data_dir).exists():
         raise Refused(f"--data-dir {config.data_dir}: no such directory or file")
     if Path(config.name).is_absolute():

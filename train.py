@@ -427,13 +427,14 @@ def encoder_stage(config: TrainConfig, corpus: corpora.Corpus) -> TrainConfig:
 def train_encoder(config: TrainConfig, corpus: corpora.Corpus, mesh: Mesh):
     """The first stage of a run whose encoder is to learn from the corpus itself, unless it is there already."""
     stage = encoder_stage(config, corpus)
-    kept, place = config.directory, stage.directory / "t5"
-    if any(file.exists() for file in (kept / TABLE, kept / "encoder" / "config.json", place / "config.json")):
+    place = stage.directory / "t5"
+    if (config.directory / TABLE).exists() or (config.directory / "encoder" / "config.json").exists():
         return
     with chief_first():
         if is_chief():
-            runs.claim(stage.directory, wait=True)
-    if not (place / "config.json").exists():  # Another run may have trained it in the meantime.
+            runs.claim(stage.directory, wait=True)  # until which another run may train it
+        is_there = (place / "config.json").exists()
+    if not is_there:
         goal = span_corruption(stage, corpus.tokenizer, compute_type(stage, mesh))
         if is_chief():
             write_config(stage)

@@ -128,7 +128,7 @@ VARIANTS = {  # all choices, in few runs
     "adaln-zero": dict(conditioning="adaln-zero", prediction="v", bottleneck=0, embeddings="gaussian", optimizer="adamw"),
     "learned": dict(embeddings="learned", times="uniform", grid="uniform", p_decode=0.5),
     "table": dict(embeddings="table"),
-    "separate": dict(decoder="separate", p_decode=0.0, decoder_steps=12, prediction="eps"),
+    "separate": dict(decoder="separate", p_decode=0.0, decoder_steps=12, prediction="eps", conditioning="adaln-zero"),
 }
 
 

@@ -53,6 +53,44 @@ def test_a_run_of_other_settings_is_not_measured(tmp_path, monkeypatch):
     assert not claims.make_run("base", 0)
 
 
+SCRIPT = """
+import os, signal, sys, time
+_, _, variant, seed = sys.argv
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
+print(*os.sched_getaffinity(0), flush=True)
+time.sleep(60 * (variant == "learned"))
+sys.exit(variant == "table")
+"""
+
+
+def test_runs_go_side_by_side_each_on_its_cores(tmp_path, monkeypatch):
+    """What fails is told at the end; and who is stopped stops what it began, and waits for it."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.setattr(claims, "PLACE", tmp_path)
+    monkeypatch.setattr(claims, "__file__", str(tmp_path / "script.py"))
+    cores, said = claims.my_cores(), lambda run: (tmp_path / f"{run}.log").read_text().split()
+    assert claims.side_by_side([("base", 0), ("table", 0), ("base", 1)], jobs=2) == [str(tmp_path / "table-0.log")]
+    assert claims.my_cores() == cores == sorted(map(int, said("base-0") + said("table-0")))
+
+    def stop(_):
+        if said("learned-0"):
+            raise SystemExit
+
+    monkeypatch.setattr(claims.time, "sleep", stop)
+    with pytest.raises(SystemExit):
+        claims.side_by_side([("learned", 0)], jobs=1)
+    assert said("learned-0")[-1] == "saved"
+
+
+def test_measurements_of_several_processes_come_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "PLACE", tmp_path)
+    monkeypatch.setattr(claims, "KEPT", tmp_path / "claims.json")
+    for name in "ab":
+        claims.keep(name, {VALID_TEXTS: 0.5})
+    assert claims.read_kept().keys() == {"a", "b"}
+    assert len(claims.missing("base", 0, {})) > 10 and len(claims.missing("adaln-zero", 0, {})) == 1
+
+
 def test_every_variant_is_a_run_that_can_be_made():
     for variant in {arm.variant for claim in claims.CLAIMS.values() for arm in claim.arms}:
         _, script, *flags = claims.command_of(variant, seed=1).split()

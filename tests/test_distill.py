@@ -10,13 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import GOLDEN
 from numpy.testing import assert_allclose, assert_array_equal
 
+import corpora
 import distill
+import elf
 import losses
+import pretrained
 import runs
+import scratch
 import train
 from errors import Refused
+from settings import PRESETS
 
 
 def test_targets_match_the_released_ones(golden, golden_model):
@@ -45,7 +51,7 @@ def test_a_perfect_teacher_gives_a_perfect_target(student_steps, k):
     t = (1 - 1 / student_steps) * jnp.linspace(0, 0.999, 5)
     r = t + 1 / student_steps
     z = t[:, None, None] * x + (1 - t)[:, None, None] * eps
-    ts = distill.sub_grid(keys[0], jnp.arange(5), t, r, k, -1.5, 0.8)
+    ts = distill.sub_grid(keys[0], jnp.arange(5), t, r, k, lambda normal: losses.logit_normal(normal, -1.5, 0.8))
     assert ts.shape == (k + 1, 5) and jnp.all(jnp.diff(ts, axis=0) >= 0)
     assert_allclose(ts[0], t), assert_allclose(ts[-1], r)
     z_r = distill.follow(Exact(x), z, jnp.zeros_like(z), jnp.ones(5), ts, keep=lambda z: z)
@@ -76,6 +82,63 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn_from_one_step(golde
     )
     assert_allclose(found[2:], 0, atol=1e-8)
     assert jnp.all(found[:2] > 0.1)
+
+
+def test_a_teacher_is_not_followed_where_all_rows_decode(golden_model):
+    """And nothing else changes by that: here with a prefix, and more than one step of the teacher."""
+    keys, n, length = jax.random.split(jax.random.key(1), 4), 8, 6
+    width, vocab = golden_model.unembed.weight.shape
+    x, eps = jax.random.normal(keys[0], (n, length, width)), jax.random.normal(keys[1], (n, length, width))
+    s, prefix = jax.random.randint(keys[2], (n, length), 0, vocab), jnp.broadcast_to(jnp.arange(length) < 2, (n, length))
+    t, w = jnp.linspace(0.1, 0.5, n), jnp.linspace(0.5, 5.0, n)
+    draws = losses.Draws(t, jnp.full((n, length), 0.7), w, eps, jnp.arange(n) < 4, jnp.arange(n) >= 6)
+    student = jax.tree.map(lambda leaf: 1.1 * leaf, golden_model)
+    batch, ts = losses.Batch(s, x, prefix, ~prefix), jnp.stack([t, t + 0.1, t + 0.25])
+    scales = dict(noise_scale=2.0, decode_noise_scale=1.0)
+    all_rows, others = (
+        distill.token_losses(student, golden_model, batch, draws, ts, losses.Slots(8, 4, 2), decoding, **scales)
+        for decoding in (0, 4)
+    )
+    assert_allclose(all_rows, others, rtol=1e-5)
+    assert jnp.all(others[:, 2:] > 0)
+
+
+def test_rows_that_always_decode_are_only_left_out_where_the_others_divide():
+    config = dataclasses.replace(PRESETS["stories"], batch=16)
+    for mesh, accumulate, left_out in (("1", 1, 1), ("2", 1, 1), ("4", 1, 0), ("2x2", 1, 0), ("2", 2, 0)):
+        assert distill.always_decoding(dataclasses.replace(config, mesh=mesh, accumulate=accumulate)) == left_out
+
+
+def test_a_released_teacher_of_a_task_with_sources(golden_model, tmp_path, monkeypatch):
+    """From the file that the authors' code writes to a student that answers."""
+    depth, width = golden_model.blocks.mlp.down.weight.shape[0], golden_model.mode.shape[1]
+    monkeypatch.setitem(elf.SIZES, "golden", dict(depth=depth, width=width, heads=4))
+    embedding, vocab = golden_model.unembed.weight.shape
+    words = [f"w{i}" for i in range(vocab - corpora.SENTINELS - 3)]
+    tokenizer = corpora.word_tokenizer(words)
+    assert len(tokenizer) == vocab
+    shape = scratch.SMALL | dict(vocab_size=vocab, d_model=embedding, d_ff=16, d_kv=4, num_layers=1)
+    pretrained.save_t5(pretrained.t5_from_config(shape, jax.random.key(0)), tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    for split, n in (("train", 40), ("validation", 4)):
+        pairs = [dict(source=" ".join(words[i : i + 3]), target=" ".join(words[i + 1 : i + 3])) for i in range(n)]
+        (tmp_path / "pairs").mkdir(exist_ok=True)
+        (tmp_path / "pairs" / f"{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    monkeypatch.chdir(tmp_path)
+    asked = distill.Distill(
+        teacher=str(GOLDEN / "checkpoint_7"),
+        data="de-en",
+        data_dir="pairs",
+        encoder="encoder",
+        rounds=(2,),
+        teacher_steps=4,
+        steps=3,
+        batch=8,
+        num_samples=2,
+    )
+    (directory,) = distill.distill(asked)
+    assert runs.read_metrics(directory)[-1]["step"] == 3
+    assert json.loads((directory / "samples" / "final.jsonl").open().readline())["source"] == "w0 w1 w2"
 
 
 @pytest.fixture(scope="module")
