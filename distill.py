@@ -208,12 +208,10 @@ def round_config(asked: Distill, teacher: TrainConfig, student_steps: int, epoch
         base = replace(base, w=sampling.w, gamma=sampling.gamma)
     steps = max(1, epoch // base.batch) if asked.steps is None else asked.steps
     warmup = max(1, steps // 10) if asked.warmup_steps is None else asked.warmup_steps
-    ema = base.ema if asked.steps is None else min(base.ema, max(0.0, 1 - 10 / steps))  # over a tenth of a shorter round
     return replace(
         base,
         steps=steps,
         warmup_steps=warmup,
-        ema=ema,
         teacher=str(Path(asked.teacher)),
         teacher_steps=asked.teacher_steps,
         student_steps=student_steps,
