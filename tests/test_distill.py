@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,11 @@ def test_a_perfect_teacher_gives_a_perfect_target(student_steps, k):
     assert_allclose(losses.distill_target(z, z_r, t, r), x, atol=2e-3)
 
 
+@partial(jax.jit, static_argnums=(5, 6))
+def token_losses(*args):
+    return distill.token_losses(*args, noise_scale=2.0, decode_noise_scale=1.0)
+
+
 def test_a_student_equal_to_its_teacher_has_nothing_to_learn_from_one_step(golden_model):
     """Teacher and student alike, K = 1: the loss of denoised rows is zero, with and without self-conditioning."""
     keys, n, length = jax.random.split(jax.random.key(0), 4), 8, 6
@@ -69,17 +75,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn_from_one_step(golde
     t, p, w = jnp.linspace(0.1, 0.5, n), jnp.full((n, length), 0.7), jnp.linspace(0.5, 5.0, n)
     draws = losses.Draws(t, p, w, jax.random.normal(keys[2], x.shape), decode, self_cond)
     ts = jnp.stack([t, t + 0.25])
-    found = distill.token_losses(
-        golden_model,
-        golden_model,
-        losses.Batch(s, x, nowhere, everywhere),
-        draws,
-        ts,
-        losses.Slots(8, 2, 4),
-        decoding=1,
-        noise_scale=2.0,
-        decode_noise_scale=1.0,
-    )
+    found = token_losses(golden_model, golden_model, losses.Batch(s, x, nowhere, everywhere), draws, ts, losses.Slots(8, 2, 4), 1)
     assert_allclose(found[2:], 0, atol=1e-8)
     assert jnp.all(found[:2] > 0.1)
 
@@ -94,11 +90,8 @@ def test_a_teacher_is_not_followed_where_all_rows_decode(golden_model):
     draws = losses.Draws(t, jnp.full((n, length), 0.7), w, eps, jnp.arange(n) < 4, jnp.arange(n) >= 6)
     student = jax.tree.map(lambda leaf: 1.1 * leaf, golden_model)
     batch, ts = losses.Batch(s, x, prefix, ~prefix), jnp.stack([t, t + 0.1, t + 0.25])
-    scales = dict(noise_scale=2.0, decode_noise_scale=1.0)
-    all_rows, others = (
-        distill.token_losses(student, golden_model, batch, draws, ts, losses.Slots(8, 4, 2), decoding, **scales)
-        for decoding in (0, 4)
-    )
+    slots = losses.Slots(8, 4, 2)
+    all_rows, others = (token_losses(student, golden_model, batch, draws, ts, slots, decoding) for decoding in (0, 4))
     assert_allclose(all_rows, others, rtol=1e-5)
     assert jnp.all(others[:, 2:] > 0)
 
