@@ -378,6 +378,10 @@ def verdict(claim: Claim, kept: Kept) -> str:
     return min(missing) if missing else next((each for each in (FAILS, OPEN) if each in judged), HOLDS)
 
 
+def is_begun(claim: Claim, kept: Kept) -> bool:
+    return any(scores_of(kept, arm, score) for arm in claim.arms for score in claim.orders)
+
+
 def shown(name: str, values: list[float], sign: str = "") -> str:
     if not values or not all(map(math.isfinite, values)):
         return "-"
@@ -442,7 +446,8 @@ def report(kept: Kept) -> str:
     lines += [f"| [{c.says}](#{name}) | {c.where} | {verdict(c, kept)} |" for name, c in CLAIMS.items()]
     for name, claim in CLAIMS.items():
         lines += ["", f"### {name}", "", f"{claim.says} ({claim.where}): **{verdict(claim, kept)}**.", "", *table_of(claim, kept)]
-        lines += ["", f"![{claim.says}](images/claim-{name}.png)", ""]
+        lines += ["", f"![{claim.says}](images/claim-{name}.png)"] if is_begun(claim, kept) else []
+        lines += [""]
         lines += [f"`python claims.py --only {name}`, which runs for every seed:", ""]
         lines += [f"- `{command_of(variant, 0)}`" for variant in dict.fromkeys(arm.variant for arm in claim.arms)]
     return "\n".join(lines)
@@ -458,7 +463,8 @@ def write_report():
         raise Refused(f"{file}: the report goes between a line {begin} and a line {end}, which are not there")
     runs.write_whole(file, f"{before}{begin}\n\n{report(kept)}\n\n{end}{after}")
     for name, claim in CLAIMS.items():
-        picture(claim, kept, Path("images") / f"claim-{name}.png")
+        if is_begun(claim, kept):
+            picture(claim, kept, Path("images") / f"claim-{name}.png")
         print(f"{name:14} {verdict(claim, kept)}")
 
 
