@@ -388,9 +388,9 @@ def shown(name: str, values: list[float], sign: str = "") -> str:
     mean, error = mean_and_error(values)
     if name == PARAMETERS:
         return f"{mean:,.0f}"
-    if name in (VALID_TEXTS, "exact matches"):
-        return f"{100 * mean:{sign}.1f} ± {100 * error:.1f}%"
-    return f"{mean:{sign}.3f} ± {error:.3f}"
+    scale, digits, unit = (100, 1, "%") if name in (VALID_TEXTS, "exact matches") else (1, 3, "")
+    spread = f" ± {scale * error:.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean:{sign}.{digits}f}{spread}{unit}"
 
 
 def picture(claim: Claim, kept: Kept, file: Path):
