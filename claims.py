@@ -82,7 +82,7 @@ class Claim(NamedTuple):
     orders: dict[str, list[tuple[str, str]]]
     """By score: pairs of arms, of which the first should have more of it."""
     as_good: bool = False
-    """The first has to be no worse than the second by MARGIN."""
+    """Of valid texts, the first may have fewer than the second by up to MARGIN."""
 
 
 def arms(variants: str, sampler: Sampler = SDE) -> list[Arm]:
@@ -359,9 +359,9 @@ class Difference(NamedTuple):
 def differences(claim: Claim, kept: Kept) -> list[Difference]:
     """What a claim says, pair by pair."""
     found, by_label = [], {arm.label: arm for arm in claim.arms}
-    least = -MARGIN if claim.as_good else 0.0
     for score, pair in ((score, pair) for score, pairs in claim.orders.items() for pair in pairs):
         more, less = (scores_of(kept, by_label[label], score) for label in pair)
+        least = -MARGIN if claim.as_good and score == VALID_TEXTS else 0.0
         values = [more[seed] - less[seed] for seed in SEEDS if seed in more and seed in less]
         judged = f"{NOT_RUN} ({len(values)} of {len(SEEDS)} seeds)"
         if len(values) == len(SEEDS):

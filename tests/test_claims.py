@@ -39,8 +39,12 @@ def test_a_verdict_follows_from_differences_in_the_same_seeds(scores, expected):
 
 def test_as_good_means_not_worse_by_a_margin():
     claim = claims.CLAIMS["conditioning"]
-    assert claims.verdict(claim, kept_of(claim, [(0.50, 0.51, 0.52), (0.51, 0.52, 0.53)])) == claims.HOLDS
-    assert claims.verdict(claim, kept_of(claim, [(0.50, 0.51, 0.52), (0.60, 0.61, 0.62)])) == claims.FAILS
+    found = [
+        {d.score: d.verdict for d in claims.differences(claim, kept_of(claim, [(0.50, 0.51, 0.52), others]))}
+        for others in ((0.51, 0.52, 0.53), (0.60, 0.61, 0.62))
+    ]
+    assert [each[VALID_TEXTS] for each in found] == [claims.HOLDS, claims.FAILS]
+    assert found[0][claims.PARAMETERS] == claims.OPEN  # as many in both
 
 
 def test_a_run_of_other_settings_is_not_measured(tmp_path, monkeypatch):
