@@ -13,6 +13,7 @@ import data
 import elf
 import eval
 import losses
+import pretrained
 import runs
 import settings
 import train
@@ -143,8 +144,18 @@ def test_a_variant_trains_resumes_samples_and_is_scored(name, small, tmp_path, c
     shutil.rmtree(config.directory / "checkpoints" / "12")
     jax.tree.map(assert_array_equal, train.train(config).model, state.model)
     capsys.readouterr()
-    eval.Samples(run=str(config.directory), num_samples=8, how=eval.Settings(steps=2))()
+    eval.Samples(run=str(config.directory), num_samples=16, how=eval.Settings(steps=2))()
     assert "valid texts" in capsys.readouterr().out
+
+
+def test_the_training_of_a_separate_decoder_is_continued(small, tmp_path):
+    config = dataclasses.replace(small, **VARIANTS["separate"], runs=tmp_path, name="separate", steps=12, save_every=5)
+    train.train_decoder(config)
+    place = config.directory / "decoder"
+    whole = pretrained.load_t5(place / "t5")
+    shutil.rmtree(place / "t5"), shutil.rmtree(place / "checkpoints" / "12")
+    train.train_decoder(config)
+    jax.tree.map(assert_array_equal, pretrained.load_t5(place / "t5"), whole)
 
 
 def test_tables_are_the_encoders_own_or_random_and_are_kept_with_the_run(small, stories, tmp_path):

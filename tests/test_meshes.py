@@ -14,7 +14,6 @@ from processes import curve, logged_step, saved_step, start, wait_until
 
 import runs
 import train
-from trained import load_run
 
 
 def test_large_leaves_are_split_and_small_ones_are_not(monkeypatch):
@@ -38,7 +37,7 @@ def on_eight(finished, tmp_path_factory):
     return train_on("8", finished, tmp_path_factory.mktemp("eight"))
 
 
-@pytest.mark.parametrize("mesh", ["8", "4x2", "2x4"])
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_the_same_run_on_any_mesh(finished, mesh, tmp_path, request):
     """Losses and weights over twenty steps equal those of one device, up to the order of sums."""
     whole, state = finished
@@ -81,26 +80,11 @@ def start_pair(config):
     return [start(dataclasses.replace(config, coordinator=address, processes=2, process_id=i), devices=4) for i in range(2)]
 
 
-def assert_ends_like(config, whole):
-    mesh = train.make_mesh("1", 1)
-    ours, theirs = (load_run(c.directory, mesh).model for c in (config, whole))
-    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), ours, theirs)
-
-
-def test_two_processes_train_as_one(finished, tmp_path):
-    """Two processes of four devices each, found through a coordinator."""
-    whole, _ = finished
-    config = dataclasses.replace(whole, runs=tmp_path, name="pair", mesh="8")
-    processes = start_pair(config)
-    assert [p.wait(timeout=300) for p, _ in processes] == [0, 0], processes[0][1].read_text()[-3000:]
-    assert_allclose(curve(config), curve(whole), rtol=1e-3)
-    assert_ends_like(config, whole)
-
-
-def test_two_processes_continue_what_one_began_and_stop_together(on_eight, tmp_path):
-    """A SIGTERM to one of them stops both after the same step, with a checkpoint from which one device can end the run."""
-    whole, _ = on_eight
-    config = interrupted(whole, tmp_path, name="begun", save_every=50)
+def test_two_processes_train_as_one(on_eight, tmp_path):
+    """They continue what one began, and sample. A SIGTERM to one of them stops both after the same step, with a checkpoint from
+    which one device can end the run."""
+    whole, state = on_eight
+    config = interrupted(whole, tmp_path, name="pair", save_every=50, sample_every=10)
     shutil.rmtree(config.directory / "checkpoints" / "18")
     runs.Metrics(config.directory, 9)  # drops what was logged later
     (chief, said), (other, _) = start_pair(config)
@@ -108,7 +92,8 @@ def test_two_processes_continue_what_one_began_and_stop_together(on_eight, tmp_p
     other.send_signal(signal.SIGTERM)
     assert [p.wait(timeout=120) for p in (chief, other)] == [0, 0], said.read_text()[-3000:]
     assert "from step 9" in said.read_text() and "saved; the same command continues" in said.read_text()
+    assert len((config.directory / "samples" / "step-10.jsonl").read_text().splitlines()) == 16
     assert 11 <= saved_step(config) == logged_step(config) < 20
-    train.train(dataclasses.replace(config, mesh="1"))
+    ended = train.train(dataclasses.replace(config, mesh="1"))
     assert_allclose(curve(config), curve(whole), rtol=1e-3)
-    assert_ends_like(config, whole)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=5e-3), ended.model, state.model)
