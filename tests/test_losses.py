@@ -1,5 +1,7 @@
 """The objective against the released numbers, and the claims the paper makes of it."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,12 @@ import pytest
 from conftest import released
 from numpy.testing import assert_allclose
 
-from losses import Batch, Draws, Slots, branch_sums, guidance_scale, make_slots, roles, token_losses, velocity
+import losses
+from losses import Batch, Draws, Slots, branch_sums, guidance_scale, make_slots, roles, velocity
 from pretrained import from_released
+
+in_one_piece = partial(jax.jit, static_argnames=("slots", "noise_scale", "decode_noise_scale"))
+token_losses = in_one_piece(losses.token_losses)
 
 
 def read(g, *, decode):
@@ -25,12 +31,11 @@ def read(g, *, decode):
     return batch, draws, Slots(n, n * decode, n * (not decode)), scales
 
 
-def loss_and_grad(model, batch, draws, slots, scales):
-    def loss(model):
-        total, count = branch_sums(token_losses(model, batch, draws, slots, **scales), batch, draws).sum(0)
-        return total / count
-
-    return jax.jit(jax.value_and_grad(loss))(model)
+@in_one_piece
+@jax.value_and_grad
+def loss_and_grad(model, batch, draws, slots, **scales):
+    total, count = branch_sums(losses.token_losses(model, batch, draws, slots, **scales), batch, draws).sum(0)
+    return total / count
 
 
 def norm(tree):
@@ -50,7 +55,8 @@ def norm(tree):
 )
 def test_losses_and_gradients_match_the_released_ones(golden, golden_model, file, branch):
     g = golden(file)
-    value, grad = loss_and_grad(golden_model, *read(g, decode=branch == "decode"))
+    batch, draws, slots, scales = read(g, decode=branch == "decode")
+    value, grad = loss_and_grad(golden_model, batch, draws, slots=slots, **scales)
     assert_allclose(value, g[f"{branch}_loss"], rtol=1e-4)
     if f"{branch}_grad_norm" in g.files:
         assert_allclose(norm(grad), g[f"{branch}_grad_norm"], rtol=1e-3)
@@ -77,10 +83,10 @@ def mixed(golden):
 
 def test_a_mixed_batch_is_its_branches_put_together(golden_model, mixed):
     """Slots save work but change nothing: every row's loss equals what it costs with all rows in all slots."""
-    batch, draws, _, scales = mixed
-    together = token_losses(golden_model, *mixed[:3], **scales)
-    everywhere = token_losses(golden_model, batch, draws, Slots(8, 8, 8), **scales)
-    small_groups = token_losses(golden_model, batch, draws, Slots(1, 1, 1), **scales)
+    batch, draws, where, scales = mixed
+    together, everywhere, small_groups = (
+        token_losses(golden_model, batch, draws, slots=slots, **scales) for slots in (where, Slots(8, 8, 8), Slots(1, 1, 1))
+    )
     assert_allclose(together, everywhere, rtol=1e-5, atol=1e-6)
     assert_allclose(together, small_groups, rtol=1e-5, atol=1e-6)
 
@@ -90,7 +96,7 @@ def test_positions_that_do_not_count_change_neither_loss_nor_gradient(golden_mod
     counts = jnp.ones_like(batch.counts).at[:, 12:].set(False)
 
     def run(s):
-        return loss_and_grad(golden_model, batch._replace(s=s, counts=counts), draws, where, scales)
+        return loss_and_grad(golden_model, batch._replace(s=s, counts=counts), draws, slots=where, **scales)
 
     one, other = run(batch.s), run(batch.s.at[:, 12:].set(7))
     jax.tree.map(assert_allclose, one, other)
@@ -111,11 +117,11 @@ def test_the_guided_target_carries_no_gradient(golden_model, mixed):
         return jnp.sum(jnp.where(plain.decode[:, None], 0, error) * batch.counts) / jnp.sum(batch.counts)
 
     def only_denoise(model):
-        losses = token_losses(model, batch, plain, where, **scales)
-        return jnp.sum(jnp.where(plain.decode[:, None], 0, losses) * batch.counts) / jnp.sum(batch.counts)
+        found = token_losses(model, batch, plain, slots=where, **scales)
+        return jnp.sum(jnp.where(plain.decode[:, None], 0, found) * batch.counts) / jnp.sum(batch.counts)
 
     close = lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=1e-6)  # noqa: E731
-    jax.tree.map(close, jax.grad(only_denoise)(golden_model), jax.grad(by_hand)(golden_model))
+    jax.tree.map(close, *(jax.jit(jax.grad(loss))(golden_model) for loss in (only_denoise, by_hand)))
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 8])

@@ -11,7 +11,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from processes import curve
 
-import corpora
 import runs
 import settings
 import train
@@ -66,18 +65,17 @@ def test_layers_and_seeds_start_differently():
 
 def test_averaged_weights_follow_the_weights(small, tmp_path):
     """After one step from equal weights, the average has moved by 1 - decay of the step."""
-    config = dataclasses.replace(small, ema=0.75)
-    corpus = train.load_corpus(config)
-    embedder = train.load_embedder(config, corpus)
-    optimizer = train.optimizer_of(config)
-    mesh = train.make_mesh("1", 16)
-    make = partial(train.make_model, config, len(corpus.tokenizer), len(embedder.mean))
-    state = train.state_maker(config, optimizer, make, mesh)()
+    corpus, mesh = train.load_corpus(small), train.make_mesh("1", 16)
+    embedder = train.replicate(train.load_embedder(small, corpus), mesh)
+    optimizer = train.optimizer_of(small, unroll=True)
+    make = partial(train.make_model, small, len(corpus.tokenizer), len(embedder.mean), unroll=train.best_unroll(small, mesh))
+    state = train.state_maker(small, optimizer, make, mesh)()
     state = state._replace(model=jax.tree.map(lambda a: a + 1.0, state.ema))
-    rows = corpora.Rows(*(jnp.asarray(a[:16], jnp.int32) for a in corpus.rows))
-    step = train.make_step(config, optimizer, train.make_loss(config, jnp.float32), mesh)
-    after, _ = jax.jit(step)(state, embedder, rows, jax.random.key(0))
-    expected = jax.tree.map(lambda e, m: 0.75 * e + 0.25 * m, state.ema, after.model)
+    before, rows = jax.tree.map(np.array, state.ema), train.place_rows(corpus.rows, np.arange(16), mesh)
+    step = train.jit_step(small, optimizer, train.make_loss(small, "float32"), state, mesh)
+    with jax.set_mesh(mesh):
+        after, _ = step(state, embedder, rows, train.replicate(jax.random.key(0), mesh))
+    expected = jax.tree.map(lambda e, m: small.ema * e + (1 - small.ema) * m, before, after.model)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), after.ema, expected)
 
 
