@@ -11,6 +11,7 @@ same grammar gives the text's exact probability (zero if it is not grammatical).
 import math
 import random
 import re
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +41,7 @@ class Writer:
         self.rng, self.words, self.log_p = rng, [], 0.0
 
     def pick(self, choice: Choice):
-        i = self.rng.choices(range(len(choice.options)), cum_weights=choice.cumulative)[0]
+        i = bisect(choice.cumulative, choice.cumulative[-1] * self.rng.random(), hi=len(choice.options) - 1)
         self.log_p += math.log(choice.probabilities[i])
         return choice.options[i]
 
