@@ -6,7 +6,8 @@ from collections import Counter
 import grammar
 
 Score = float | tuple[float, float]  # a number, or a mean over texts and its standard error
-EXACT_PERPLEXITY, VALID_TEXTS, ENTROPY = "exact perplexity of valid texts", "valid texts", "unigram entropy (nats)"
+VALID_TEXTS, VALID_SENTENCES = "valid texts", "valid sentences"
+EXACT_PERPLEXITY, ENTROPY = "exact perplexity of valid texts", "unigram entropy (nats)"
 WORDS = "words per text"
 
 
@@ -44,7 +45,7 @@ def grammar_scores(rules: grammar.Grammar, texts: list[str]) -> dict[str, Score]
     valid_words = sum(len(w) for w, p in zip(words, log_p, strict=True) if p > -math.inf)
     valid, sentences = map(sum, zip(*(grammar.valid_sentences(rules, text) for text in texts), strict=True))
     return {
-        "valid sentences": valid / max(sentences, 1),
+        VALID_SENTENCES: valid / max(sentences, 1),
         VALID_TEXTS: sum(p > -math.inf for p in log_p) / len(texts),
         EXACT_PERPLEXITY: math.exp(nll / valid_words) if valid_words else math.inf,
         ENTROPY: unigram_entropy(words),
