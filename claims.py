@@ -441,8 +441,8 @@ def introduction() -> str:
         f"{', '.join(map(str, SEEDS))}; {SAMPLES:,} samples for each number, of {SDE.steps} steps where no others are told. The "
         "encoder is the same for all seeds, and verdicts are about ELF with this one. Perplexity is exact, of the valid texts. A "
         "claim holds, or does not, where the difference between two variants in the same seeds is beyond chance by Student's t "
-        f'at 5% (one-sided); "as good" means within {100 * MARGIN:g} points of valid texts. Two kinds of embeddings write hardly a '
-        "valid text in this budget and are compared by valid sentences."
+        f'at 5% (one-sided); "as good" means within {100 * MARGIN:g} points of valid texts. Two kinds of embeddings write hardly '
+        "a valid text in this budget and are compared by valid sentences."
     )
 
 
