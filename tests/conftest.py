@@ -41,6 +41,15 @@ mesh.SMALL = 64  # so that the small networks of the tests are split over device
 GOLDEN = ROOT / "tests" / "golden"
 
 
+LONG = ["meshes", "interruptions", "distill", "ablations", "eval", "train", "preflight"]
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take long are begun first, so that the workers end at about the same time."""
+    order = {f"test_{name}": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+
+
 def released(prefix, arrays):
     """The entries under `prefix` with the prefix cut off."""
     return {k.removeprefix(prefix): arrays[k] for k in arrays.files if k.startswith(prefix)}

@@ -16,7 +16,7 @@ def kept_of(claim, scores):
     return {
         claims.key_of(arm.variant, seed, arm.sampler): {VALID_TEXTS: value} | OTHERS
         for arm, values in zip(claim.arms, scores, strict=True)
-        for seed, value in zip(claims.SEEDS, values, strict=False)
+        for seed, value in zip(claim.seeds, values, strict=False)
     }
 
 
