@@ -404,7 +404,7 @@ def shown(name: str, values: list[float], sign: str = "") -> str:
 
 
 def picture(claim: Claim, kept: Kept, file: Path):
-    """A panel for each score: the mean of every arm with its standard error, and the seeds as dots."""
+    """A panel for each score: the mean of every arm with its standard error, and every seed in grey."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -413,12 +413,13 @@ def picture(claim: Claim, kept: Kept, file: Path):
     n, labels = len(claim.orders), [arm.label for arm in claim.arms]
     canvas, axes = plt.subplots(1, n, figsize=(1.6 + 4 * n, 1.1 + 0.3 * len(labels)), layout="constrained", squeeze=False)
     for axis, score in zip(axes[0], claim.orders, strict=True):
-        for y, arm in enumerate(claim.arms):
-            values = list(scores_of(kept, claim, arm, score).values())
+        found = [scores_of(kept, claim, arm, score) for arm in claim.arms]
+        for y, values in enumerate(map(list, map(dict.values, found))):
             if values and all(map(math.isfinite, values)):
                 mean, error = mean_and_error(values)
                 axis.errorbar(mean, y, xerr=error, fmt="o", color="C0", capsize=3)
-                axis.plot(values, [y] * len(values), ".", color="0.6", ms=4, zorder=0)
+        for seed in claim.seeds:
+            axis.plot([of_arm.get(seed, math.nan) for of_arm in found], range(len(found)), ".-", color="0.75", lw=0.8, zorder=0)
         axis.set(xlabel=score, yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5))
         axis.grid(alpha=0.3)
     canvas.suptitle(verdict(claim, kept), fontsize=9)
@@ -450,7 +451,8 @@ def introduction() -> str:
         "encoder is the same for all seeds, and verdicts are about ELF with this one. Perplexity is exact, of the valid texts. A "
         "claim holds, or does not, where the difference between two variants in the same seeds is beyond chance by Student's t "
         f'at 5% (one-sided); "as good" means within {100 * MARGIN:g} points of valid texts. Two kinds of embeddings write hardly '
-        "a valid text in this budget and are compared by valid sentences."
+        "a valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are blue and "
+        "every seed is a grey line."
     )
 
 
