@@ -451,8 +451,8 @@ def introduction() -> str:
         "encoder is the same for all seeds, and verdicts are about ELF with this one. Perplexity is exact, of the valid texts. A "
         "claim holds, or does not, where the difference between two variants in the same seeds is beyond chance by Student's t "
         f'at 5% (one-sided); "as good" means within {100 * MARGIN:g} points of valid texts. Two kinds of embeddings write hardly '
-        "a valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are blue and "
-        "every seed is a grey line."
+        "a valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are blue, "
+        "and every seed is a grey line."
     )
 
 
