@@ -2,6 +2,7 @@
 
     python claims.py                          train, measure and report what is missing; stop and continue at any point
     python claims.py --only bottleneck gamma  some claims
+    python claims.py --seeds 3 4 5            more seeds, which verdicts then rest on too
     python claims.py --report                 only write what has been measured so far
 
 Every variant is a run of train.py with the flags told here, two at a time (--jobs), as two cores do more for two networks of this
@@ -20,14 +21,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import tyro
+from scipy.special import stdtrit
 from tqdm import tqdm
 
 import paper
 import runs
+import settings
 import train
 import trained
 from corpora import digest
@@ -37,7 +40,7 @@ from measure import bench_for, measure
 from mesh import make_mesh
 from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_SENTENCES, VALID_TEXTS, WORDS, mean_and_error, mean_of
 
-SEEDS, MORE_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4, 5)  # of networks and noise; the encoder is the same for all
+SEEDS = (0, 1, 2)  # of networks and noise: a verdict needs as many, and takes all that there are
 BUDGET = "--steps 1000 --num-samples 0 --sample-every 0 --save-every 500"  # for every variant alike
 SAMPLES = 1024
 TWO_STAGE = "--decoder separate --conditioning adaln-zero"  # the paper's setting for prediction targets
@@ -83,11 +86,6 @@ class Claim(NamedTuple):
     """By score: pairs of arms, of which the first should have more of it."""
     as_good: bool = False
     """Of valid texts, the first may have fewer than the second by up to MARGIN."""
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """More where only samplers are compared, which takes one network a seed."""
-        return MORE_SEEDS if {arm.variant for arm in self.arms} == {"base"} else SEEDS
 
 
 def arms(variants: str, sampler: Sampler = SDE) -> list[Arm]:
@@ -222,13 +220,17 @@ CLAIMS = {
 
 PLACE, KEPT = Path("runs/claims"), Path("claims.json")
 COMPILED = {"JAX_COMPILATION_CACHE_DIR": str(PLACE / "compiled")}  # by one seed, for the others
-Kept = dict[str, dict[str, float]]  # scores, by what was measured
+Kept = dict[str, dict[str, Any]]  # scores, by what was measured, and the encoder behind them
 
 
 def key_of(variant: str, seed: int, sampler: Sampler) -> str:
     """What was measured: it changes with whatever changes the numbers, but for the code."""
     how = [f"{v:g}" if isinstance(v, float) else str(v) for v in dataclasses.astuple(sampler)]
     return " ".join([variant, str(seed), *how, digest([BUDGET, VARIANTS[variant], VARIANTS["base"], SAMPLES])])
+
+
+def seed_of(key: str) -> int:
+    return int(key.split()[1])
 
 
 def read_kept() -> Kept:
@@ -263,8 +265,8 @@ def make_run(variant: str, seed: int) -> bool:
 
 def missing(variant: str, seed: int, kept: Kept) -> list[Sampler]:
     """How a run has still to be sampled from, for all claims."""
-    own = [arm for claim in CLAIMS.values() if seed in claim.seeds for arm in claim.arms if arm.variant == variant]
-    return [sampler for sampler in dict.fromkeys(arm.sampler for arm in own) if key_of(variant, seed, sampler) not in kept]
+    own = dict.fromkeys(arm.sampler for claim in CLAIMS.values() for arm in claim.arms if arm.variant == variant)
+    return [sampler for sampler in own if key_of(variant, seed, sampler) not in kept]
 
 
 def keep(key: str, scores: dict[str, float]):
@@ -274,8 +276,31 @@ def keep(key: str, scores: dict[str, float]):
         runs.write_whole(KEPT, json.dumps(read_kept() | {key: scores}, indent=1, sort_keys=True) + "\n")
 
 
+def encoder_of(variant: str, seed: int) -> str:
+    """The recipe of the encoder behind a variant, and its weights, as the cache has them; trained first, if need be."""
+    _, _, *flags = command_of("base" if variant == "distilled" else variant, seed).split()
+    config = dataclasses.replace(settings.parse(flags, ""), name="none")  # as a run would keep the encoder it began with
+    corpus = train.load_corpus(config)
+    train.train_encoder(config, corpus, make_mesh(config.mesh, config.batch))
+    stage = train.encoder_stage(config, corpus)
+    return f"{stage.name} {digest((stage.directory / 't5' / 'model.safetensors').read_bytes().hex())}"
+
+
+def refuse_mixed(seed: int, encoder: str, kept: Kept):
+    """Differences are taken within a seed, where they should not be those of two encoders."""
+    recipe, _ = encoder.split()
+    before = {scores["encoder"] for key, scores in kept.items() if seed_of(key) == seed}
+    if others := [each for each in before - {encoder} if each.startswith(recipe)]:
+        raise Refused(
+            f"{KEPT} has numbers of seed {seed} with another encoder ({others[0]}, here {encoder}), as machines and numbers of "
+            f"cores round differently: measure other seeds (--seeds), or move {KEPT} away to begin anew"
+        )
+
+
 def do_run(variant: str, seed: int):
     """All that a variant needs in one seed: training, and its samples."""
+    encoder = encoder_of(variant, seed)
+    refuse_mixed(seed, encoder, read_kept())
     if (variant == "distilled" and not make_run("base", seed)) or not make_run(variant, seed):
         raise Refused(f"{command_of(variant, seed)} did not finish")
     mesh = make_mesh("1", 0)
@@ -283,7 +308,7 @@ def do_run(variant: str, seed: int):
     parameters = sum(leaf.size for leaf in jax.tree.leaves(bench.trained.model))
     for sampler in missing(variant, seed, read_kept()):
         scores = {k: mean_of(v) for k, v in measure(bench, sampler, seed).scores.items()}
-        keep(key_of(variant, seed, sampler), scores | {PARAMETERS: parameters})
+        keep(key_of(variant, seed, sampler), scores | {PARAMETERS: parameters, "encoder": encoder})
 
 
 def my_cores() -> list[int]:
@@ -330,10 +355,10 @@ def side_by_side(todo: list[tuple[str, int]], jobs: int) -> list[str]:
     return failed
 
 
-def study(names: list[str], jobs: int) -> list[str]:
+def study(names: list[str], seeds: tuple[int, ...], jobs: int) -> list[str]:
     """Do what is missing, seed by seed, so that every claim has numbers early; what the runs that failed said."""
-    kept, claims = read_kept(), [CLAIMS[name] for name in names]
-    runs_of_all = dict.fromkeys((a.variant, seed) for seed in MORE_SEEDS for c in claims if seed in c.seeds for a in c.arms)
+    kept = read_kept()
+    runs_of_all = dict.fromkeys((arm.variant, seed) for seed in seeds for name in names for arm in CLAIMS[name].arms)
     todo = [job for job in runs_of_all if missing(*job, kept)]
     PLACE.mkdir(parents=True, exist_ok=True)
     students = [job for job in todo if job[0] == "distilled"]  # last, as they need their teachers
@@ -342,13 +367,12 @@ def study(names: list[str], jobs: int) -> list[str]:
 
 # The report
 
-T = {len(SEEDS): 2.92, len(MORE_SEEDS): 2.02}  # Student's, one-sided 5%
 MARGIN = 0.05  # of valid texts, within which two are as good as each other
 
 
-def scores_of(kept: Kept, claim: Claim, arm: Arm, score: str) -> dict[int, float]:
+def scores_of(kept: Kept, arm: Arm, score: str) -> dict[int, float]:
     """Of an arm in every seed that was measured."""
-    keys = {seed: key_of(arm.variant, seed, arm.sampler) for seed in claim.seeds}
+    keys = {seed: key_of(arm.variant, seed, arm.sampler) for seed in sorted(set(map(seed_of, kept)))}
     return {seed: kept[key][score] for seed, key in keys.items() if key in kept}
 
 
@@ -369,13 +393,13 @@ def differences(claim: Claim, kept: Kept) -> list[Difference]:
     """What a claim says, pair by pair."""
     found, by_label = [], {arm.label: arm for arm in claim.arms}
     for score, pair in ((score, pair) for score, pairs in claim.orders.items() for pair in pairs):
-        more, less = (scores_of(kept, claim, by_label[label], score) for label in pair)
+        more, less = (scores_of(kept, by_label[label], score) for label in pair)
         least = -MARGIN if claim.as_good and score == VALID_TEXTS else 0.0
-        values = [more[seed] - less[seed] for seed in claim.seeds if seed in more and seed in less]
-        judged = f"{NOT_RUN} ({len(values)} of {len(claim.seeds)} seeds)"
-        if len(values) == len(claim.seeds):
+        values = [more[seed] - less[seed] for seed in more if seed in less]
+        judged = f"{NOT_RUN} ({len(values)} of {len(SEEDS)} seeds)"
+        if len(values) >= len(SEEDS):
             mean, error = mean_and_error(values)
-            chance = T[len(values)] * error
+            chance = float(stdtrit(len(values) - 1, 0.95)) * error
             judged = HOLDS if mean - chance > least else FAILS if mean + chance < least else OPEN
         found.append(Difference(score, pair, values, judged))
     return found
@@ -389,7 +413,7 @@ def verdict(claim: Claim, kept: Kept) -> str:
 
 
 def is_begun(claim: Claim, kept: Kept) -> bool:
-    return any(scores_of(kept, claim, arm, score) for arm in claim.arms for score in claim.orders)
+    return any(scores_of(kept, arm, score) for arm in claim.arms for score in claim.orders)
 
 
 def shown(name: str, values: list[float], sign: str = "") -> str:
@@ -413,12 +437,12 @@ def picture(claim: Claim, kept: Kept, file: Path):
     n, labels = len(claim.orders), [arm.label for arm in claim.arms]
     canvas, axes = plt.subplots(1, n, figsize=(1.6 + 4 * n, 1.1 + 0.3 * len(labels)), layout="constrained", squeeze=False)
     for axis, score in zip(axes[0], claim.orders, strict=True):
-        found = [scores_of(kept, claim, arm, score) for arm in claim.arms]
+        found = [scores_of(kept, arm, score) for arm in claim.arms]
         for y, values in enumerate(map(list, map(dict.values, found))):
             if values and all(map(math.isfinite, values)):
                 mean, error = mean_and_error(values)
                 axis.errorbar(mean, y, xerr=error, fmt="o", color="C0", capsize=3)
-        for seed in claim.seeds:
+        for seed in set().union(*found):
             axis.plot([of_arm.get(seed, math.nan) for of_arm in found], range(len(found)), ".-", color="0.75", lw=0.8, zorder=0)
         axis.set(xlabel=score, yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5))
         axis.grid(alpha=0.3)
@@ -431,10 +455,10 @@ def table_of(claim: Claim, kept: Kept) -> list[str]:
     """All arms, with more than what decides: a share of valid texts can be bought with dull ones."""
     of_texts = [VALID_TEXTS, VALID_SENTENCES, EXACT_PERPLEXITY, ENTROPY, WORDS]
     names = ["BLEU", "exact matches"] if "BLEU" in claim.orders else of_texts
-    names += [PARAMETERS] if len({n for arm in claim.arms for n in scores_of(kept, claim, arm, PARAMETERS).values()}) > 1 else []
+    names += [PARAMETERS] if len({n for arm in claim.arms for n in scores_of(kept, arm, PARAMETERS).values()}) > 1 else []
     lines = [f"| | {' | '.join(names)} | seeds |", f"|---|{'---:|' * (len(names) + 1)}"]
     for arm in claim.arms:
-        found = [list(scores_of(kept, claim, arm, name).values()) for name in names]
+        found = [list(scores_of(kept, arm, name).values()) for name in names]
         lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {len(found[0])} |")
     lines += ["", "| difference | of | mean ± standard error | |", "|---|---|---:|---|"]
     for score, (more, less), values, judged in differences(claim, kept):
@@ -446,12 +470,11 @@ def introduction() -> str:
     stages = f"five rounds of distill.py with `{VARIANTS['distilled']}`, the embedded translation for guidance by a source"
     return (
         f"`python claims.py`: variants of the embedded default, each a run of train.py with `{BUDGET}` ({stages}), in "
-        f"{len(SEEDS)} seeds, or in {len(MORE_SEEDS)} where only samplers are compared; {SAMPLES:,} samples for each number, of "
-        f"{SDE.steps} steps where no others are told. Six were asked for when three left most of these claims undecided. The "
-        "encoder is the same for all seeds, and verdicts are about ELF with this one. Perplexity is exact, of the valid texts. A "
-        "claim holds, or does not, where the difference between two variants in the same seeds is beyond chance by Student's t "
-        f'at 5% (one-sided); "as good" means within {100 * MARGIN:g} points of valid texts. Two kinds of embeddings write hardly '
-        "a valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are blue, "
+        f"{len(SEEDS)} seeds, or more with `--seeds`; {SAMPLES:,} samples for each number, of {SDE.steps} steps where no others "
+        "are told. Within a seed, all variants have the same encoder. Perplexity is exact, of the valid texts. A claim holds, or "
+        "does not, where the difference between two variants in the same seeds is beyond chance by Student's t at 5% "
+        f'(one-sided); "as good" means within {100 * MARGIN:g} points of valid texts. Two kinds of embeddings write hardly a '
+        "valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are blue, "
         "and every seed is a grey line."
     )
 
@@ -487,6 +510,8 @@ def write_report():
 class Claims:
     only: tuple[str, ...] = ()
     """Claims to check; all by default."""
+    seeds: tuple[int, ...] = SEEDS
+    """Seeds of networks and noise."""
     report: bool = False
     """Train and measure nothing: only write the report."""
     jobs: int = min(2, len(my_cores()))
@@ -501,15 +526,15 @@ def main():
     with one_line():
         if unknown := set(asked.only) - CLAIMS.keys():
             raise Refused(f"--only {' '.join(sorted(unknown))}: unknown; known are {', '.join(CLAIMS)}")
-        if asked.run and (asked.run[0] not in VARIANTS or asked.run[1] not in MORE_SEEDS):
-            raise Refused(f"--run {asked.run[0]} {asked.run[1]}: unknown; variants are {', '.join(VARIANTS)}")
+        if asked.run and asked.run[0] not in VARIANTS:
+            raise Refused(f"--run {asked.run[0]}: unknown; variants are {', '.join(VARIANTS)}")
         if not 1 <= asked.jobs <= len(my_cores()):
             raise Refused(f"--jobs {asked.jobs}: must be between 1 and the number of cores, {len(my_cores())}")
         train.huge_pages()
         os.chdir(Path(__file__).parent)
         if asked.run:
             return do_run(*asked.run)
-        failed = [] if asked.report else study(list(asked.only or CLAIMS), asked.jobs)
+        failed = [] if asked.report else study(list(asked.only or CLAIMS), asked.seeds, asked.jobs)
         write_report()
         if failed:
             raise Refused(f"these did not finish, and say why: {', '.join(failed)}. The same command tries them again.")

@@ -16,7 +16,7 @@ def kept_of(claim, scores):
     return {
         claims.key_of(arm.variant, seed, arm.sampler): {VALID_TEXTS: value} | OTHERS
         for arm, values in zip(claim.arms, scores, strict=True)
-        for seed, value in zip(claim.seeds, values, strict=False)
+        for seed, value in enumerate(values)
     }
 
 
@@ -28,10 +28,12 @@ def kept_of(claim, scores):
         ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.6, 0.3, 0.4)], claims.OPEN),
         ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3)], "not yet run (2 of 3 seeds)"),
         ([(), (), ()], "not yet run (0 of 3 seeds)"),
+        ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.38, 0.3, 0.5)], claims.OPEN),
+        ([(0.1, 0.2, 0.3) * 2, (0.4, 0.5, 0.6) * 2, (0.38, 0.3, 0.5) * 2], claims.HOLDS),
     ],
 )
 def test_a_verdict_follows_from_differences_in_the_same_seeds(scores, expected):
-    """Seeds may differ much among themselves, as all arms have the same."""
+    """Seeds may differ much among themselves, as all arms have the same; more of them decide what few leave open."""
     kept = kept_of(BOTTLENECK, scores)
     assert claims.verdict(BOTTLENECK, kept) == expected
     assert expected in claims.report(kept)
@@ -93,6 +95,15 @@ def test_measurements_of_several_processes_come_together(tmp_path, monkeypatch):
         claims.keep(name, {VALID_TEXTS: 0.5})
     assert claims.read_kept().keys() == {"a", "b"}
     assert len(claims.missing("base", 0, {})) > 10 and len(claims.missing("adaln-zero", 0, {})) == 1
+
+
+def test_a_seed_is_measured_with_one_encoder():
+    """Encoders of other recipes, and of other seeds, do not matter."""
+    kept = {"base 0 a": {"encoder": "stories one"}, "translate 0 b": {"encoder": "german two"}}
+    claims.refuse_mixed(0, "stories one", kept)
+    claims.refuse_mixed(1, "stories other", kept)
+    with pytest.raises(claims.Refused, match="seed 0 with another encoder"):
+        claims.refuse_mixed(0, "stories other", kept)
 
 
 def test_every_variant_is_a_run_that_can_be_made():
