@@ -2,7 +2,7 @@
 
     python claims.py                          train, measure and report what is missing; stop and continue at any point
     python claims.py --only bottleneck gamma  some claims
-    python claims.py --seeds 3 4 5            more seeds, which verdicts then rest on too
+    python claims.py --seeds 3 4 5            more seeds than the first three, which verdicts then rest on too
     python claims.py --report                 only write what has been measured so far
 
 Every variant is a run of train.py with the flags told here, two at a time (--jobs), as two cores do more for two networks of this
@@ -12,6 +12,7 @@ and a picture for each claim in images/.
 
 import dataclasses
 import fcntl
+import functools
 import json
 import math
 import os
@@ -53,8 +54,8 @@ VARIANTS = {
     "tiny": "--model tiny",
     "desk-m": "--model desk-m",
     **{
-        f"{p}-{e}": f"--prediction {p} --encoder scratch-{e} --bottleneck {e} {TWO_STAGE}"
-        for e in (128, 256)
+        f"{p}-{width}": f"--prediction {p} --encoder {encoder} --bottleneck {width} {TWO_STAGE}"
+        for encoder, width in (("scratch", 128), ("scratch-256", 256))
         for p in ("x", "v", "eps")
     },
     **{f"bottleneck-{n}": f"--bottleneck {n}" for n in (8, 32)},
@@ -64,7 +65,8 @@ VARIANTS = {
     "translate": "--data translate",
     "distilled": "--steps 100",  # in each of the five rounds of distill.py; "base" is the teacher
 }
-PARAMETERS = "parameters"
+PARAMETERS, ENCODER = "parameters", "encoder"
+NET_ENTROPY = "entropy - ln(words)"  # Entropy grows with length: a text of n different words has ln(n).
 ODE, SDE = Sampler(32, 1.0, 1.0, 0.0), Sampler(32, 1.0, 1.0, 1.0)
 RELEASED = dataclasses.replace(SDE, form="released")
 
@@ -115,7 +117,7 @@ CLAIMS = {
         "A larger guidance scale lowers perplexity and entropy",
         "Fig. 4",
         vary("w", (0.5, 1, 2, 3), sampler=ODE),
-        {EXACT_PERPLEXITY: [("w 0.5", "w 3")], ENTROPY: [("w 0.5", "w 3")]},
+        {score: [("w 0.5", "w 3")] for score in (EXACT_PERPLEXITY, NET_ENTROPY)},
     ),
     "embeddings": Claim(
         "Contextual embeddings are better than tables, a trained table (here the scratch encoder's) better than a Gaussian one, "
@@ -153,7 +155,7 @@ CLAIMS = {
         {VALID_TEXTS: [("desk", "tiny"), ("desk-m", "desk")]},
     ),
     "predictions": Claim(
-        "Predicting v is better than noise and, for wide embeddings, x better than v",
+        "Predicting x or v is better than noise and, for wide embeddings, x better than v",
         "Fig. 11",
         arms("x-128 v-128 eps-128 x-256 v-256 eps-256", ODE),
         {VALID_TEXTS: [("x-128", "eps-128"), ("v-128", "eps-128"), ("x-256", "v-256"), ("v-256", "eps-256")]},
@@ -184,7 +186,7 @@ CLAIMS = {
         {VALID_TEXTS: [("muon", "adamw-0.001"), ("muon", "adamw-0.003")]},
     ),
     "schedules": Claim(
-        "Steps at logit-normal times are better than at uniform ones, most of all with few of them",
+        "A few steps at logit-normal times are better than at uniform ones",
         "Fig. 16a",
         at_steps(ODE, "logit-normal", "base", FEW) + at_steps(UNIFORM, "uniform", "base", FEW),
         {VALID_TEXTS: each("logit-normal", "uniform", FEW)},
@@ -193,13 +195,13 @@ CLAIMS = {
         "Noise re-injected while sampling lowers perplexity and, somewhat, entropy",
         "Fig. 16b",
         vary("γ", (0, 1, 2)),
-        {score: [("γ 0", "γ 2")] for score in (EXACT_PERPLEXITY, ENTROPY)},
+        {score: [("γ 0", "γ 2")] for score in (EXACT_PERPLEXITY, NET_ENTROPY)},
     ),
     "gamma-as-released": Claim(
         "The same, with the SDE of the authors' code",
         "Fig. 16b",
         vary("γ", (0,)) + vary("γ", (1, 2), sampler=RELEASED),
-        {score: [("γ 0", "γ 2")] for score in (EXACT_PERPLEXITY, ENTROPY)},
+        {score: [("γ 0", "γ 2")] for score in (EXACT_PERPLEXITY, NET_ENTROPY)},
     ),
     "cfg": Claim(
         "Guidance by the source is best near 2",
@@ -277,19 +279,20 @@ def keep(key: str, scores: dict[str, float]):
 
 
 def encoder_of(variant: str, seed: int) -> str:
-    """The recipe of the encoder behind a variant, and its weights, as the cache has them; trained first, if need be."""
+    """The recipe of the encoder behind a variant, and its weights; trained first, if need be."""
     _, _, *flags = command_of("base" if variant == "distilled" else variant, seed).split()
-    config = dataclasses.replace(settings.parse(flags, ""), name="none")  # as a run would keep the encoder it began with
+    config = settings.parse(flags, "")
     corpus = train.load_corpus(config)
+    stage, own = train.encoder_stage(config, corpus), config.directory / "encoder"
     train.train_encoder(config, corpus, make_mesh(config.mesh, config.batch))
-    stage = train.encoder_stage(config, corpus)
-    return f"{stage.name} {digest((stage.directory / 't5' / 'model.safetensors').read_bytes().hex())}"
+    weights = (own if own.exists() else stage.directory / "t5") / "model.safetensors"
+    return f"{stage.name} {digest(weights.read_bytes().hex())}"
 
 
 def refuse_mixed(seed: int, encoder: str, kept: Kept):
-    """Differences are taken within a seed, where they should not be those of two encoders."""
+    """What would be trained in vain: differences are those of networks with the same encoder, in the same seed."""
     recipe, _ = encoder.split()
-    before = {scores["encoder"] for key, scores in kept.items() if seed_of(key) == seed}
+    before = {scores[ENCODER] for key, scores in kept.items() if seed_of(key) == seed}
     if others := [each for each in before - {encoder} if each.startswith(recipe)]:
         raise Refused(
             f"{KEPT} has numbers of seed {seed} with another encoder ({others[0]}, here {encoder}), as machines and numbers of "
@@ -308,7 +311,7 @@ def do_run(variant: str, seed: int):
     parameters = sum(leaf.size for leaf in jax.tree.leaves(bench.trained.model))
     for sampler in missing(variant, seed, read_kept()):
         scores = {k: mean_of(v) for k, v in measure(bench, sampler, seed).scores.items()}
-        keep(key_of(variant, seed, sampler), scores | {PARAMETERS: parameters, "encoder": encoder})
+        keep(key_of(variant, seed, sampler), scores | {PARAMETERS: parameters, ENCODER: encoder})
 
 
 def my_cores() -> list[int]:
@@ -355,10 +358,13 @@ def side_by_side(todo: list[tuple[str, int]], jobs: int) -> list[str]:
     return failed
 
 
-def study(names: list[str], seeds: tuple[int, ...], jobs: int) -> list[str]:
-    """Do what is missing, seed by seed, so that every claim has numbers early; what the runs that failed said."""
+def study(claims: list[Claim], seeds: tuple[int, ...], jobs: int) -> list[str]:
+    """Do what is missing, seed by seed, so that every claim has numbers early; what the runs that failed said.
+
+    Without seeds, claims that have a verdict are left as they are."""
     kept = read_kept()
-    runs_of_all = dict.fromkeys((arm.variant, seed) for seed in seeds for name in names for arm in CLAIMS[name].arms)
+    claims = [claim for claim in claims if seeds or verdict(claim, kept).startswith(NOT_RUN)]
+    runs_of_all = dict.fromkeys((arm.variant, seed) for seed in seeds or SEEDS for claim in claims for arm in claim.arms)
     todo = [job for job in runs_of_all if missing(*job, kept)]
     PLACE.mkdir(parents=True, exist_ok=True)
     students = [job for job in todo if job[0] == "distilled"]  # last, as they need their teachers
@@ -367,13 +373,23 @@ def study(names: list[str], seeds: tuple[int, ...], jobs: int) -> list[str]:
 
 # The report
 
-MARGIN = 0.05  # of valid texts, within which two are as good as each other
+MARGIN = 0.05  # of valid texts, which the first of two that are as good may have fewer
+LEVEL = 0.05  # of chance
 
 
-def scores_of(kept: Kept, arm: Arm, score: str) -> dict[int, float]:
+def scores_of(kept: Kept, arm: Arm, score: str) -> dict[int, Any]:
     """Of an arm in every seed that was measured."""
     keys = {seed: key_of(arm.variant, seed, arm.sampler) for seed in sorted(set(map(seed_of, kept)))}
-    return {seed: kept[key][score] for seed, key in keys.items() if key in kept}
+    found = {seed: kept[key] for seed, key in keys.items() if key in kept}
+    if score == NET_ENTROPY:
+        return {seed: scores[ENTROPY] - math.log(scores[WORDS]) for seed, scores in found.items()}
+    return {seed: scores[score] for seed, scores in found.items()}
+
+
+def seeds_of(claim: Claim, kept: Kept) -> list[int]:
+    """Those in which all arms were measured that were measured at all: others would change means, and not differences."""
+    begun = filter(None, (scores_of(kept, arm, ENCODER).keys() for arm in claim.arms))
+    return sorted(functools.reduce(set.intersection, map(set, begun), set(map(seed_of, kept))))
 
 
 HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold at this scale", "inconclusive", "not yet run"
@@ -392,17 +408,23 @@ class Difference(NamedTuple):
 def differences(claim: Claim, kept: Kept) -> list[Difference]:
     """What a claim says, pair by pair."""
     found, by_label = [], {arm.label: arm for arm in claim.arms}
-    for score, pair in ((score, pair) for score, pairs in claim.orders.items() for pair in pairs):
-        more, less = (scores_of(kept, by_label[label], score) for label in pair)
+    pairs = [(score, pair) for score, pairs in claim.orders.items() for pair in pairs]
+    for score, pair in pairs:
+        (more, less), (one, other) = ([scores_of(kept, by_label[name], what) for name in pair] for what in (score, ENCODER))
+        same = [seed for seed in seeds_of(claim, kept) if seed in one and one[seed] == other.get(seed)]
+        values = [more[seed] - less[seed] for seed in same]
         least = -MARGIN if claim.as_good and score == VALID_TEXTS else 0.0
-        values = [more[seed] - less[seed] for seed in more if seed in less]
-        judged = f"{NOT_RUN} ({len(values)} of {len(SEEDS)} seeds)"
-        if len(values) >= len(SEEDS):
-            mean, error = mean_and_error(values)
-            chance = float(stdtrit(len(values) - 1, 0.95)) * error
-            judged = HOLDS if mean - chance > least else FAILS if mean + chance < least else OPEN
-        found.append(Difference(score, pair, values, judged))
+        found.append(Difference(score, pair, values, judge(values, least, len(pairs))))
     return found
+
+
+def judge(values: list[float], least: float, pairs: int) -> str:
+    """Whether a mean is above the least it should be, beyond chance; any of the pairs could by chance be below it."""
+    if len(values) < len(SEEDS):
+        return f"{NOT_RUN} ({len(values)} of {len(SEEDS)} seeds)"
+    mean, error = mean_and_error(values)
+    above, below = (stdtrit(len(values) - 1, 1 - level) * error for level in (LEVEL, LEVEL / pairs))
+    return HOLDS if mean - above > least else FAILS if mean + below < least else OPEN
 
 
 def verdict(claim: Claim, kept: Kept) -> str:
@@ -434,15 +456,16 @@ def picture(claim: Claim, kept: Kept, file: Path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    n, labels = len(claim.orders), [arm.label for arm in claim.arms]
+    n, labels, seeds = len(claim.orders), [arm.label for arm in claim.arms], seeds_of(claim, kept)
     canvas, axes = plt.subplots(1, n, figsize=(1.6 + 4 * n, 1.1 + 0.3 * len(labels)), layout="constrained", squeeze=False)
     for axis, score in zip(axes[0], claim.orders, strict=True):
         found = [scores_of(kept, arm, score) for arm in claim.arms]
-        for y, values in enumerate(map(list, map(dict.values, found))):
+        for y, of_arm in enumerate(found):
+            values = [of_arm[seed] for seed in seeds if seed in of_arm]
             if values and all(map(math.isfinite, values)):
                 mean, error = mean_and_error(values)
                 axis.errorbar(mean, y, xerr=error, fmt="o", color="C0", capsize=3)
-        for seed in set().union(*found):
+        for seed in seeds:
             axis.plot([of_arm.get(seed, math.nan) for of_arm in found], range(len(found)), ".-", color="0.75", lw=0.8, zorder=0)
         axis.set(xlabel=score, yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5))
         axis.grid(alpha=0.3)
@@ -458,7 +481,7 @@ def table_of(claim: Claim, kept: Kept) -> list[str]:
     names += [PARAMETERS] if len({n for arm in claim.arms for n in scores_of(kept, arm, PARAMETERS).values()}) > 1 else []
     lines = [f"| | {' | '.join(names)} | seeds |", f"|---|{'---:|' * (len(names) + 1)}"]
     for arm in claim.arms:
-        found = [list(scores_of(kept, arm, name).values()) for name in names]
+        found = [[v for seed, v in scores_of(kept, arm, name).items() if seed in seeds_of(claim, kept)] for name in names]
         lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {len(found[0])} |")
     lines += ["", "| difference | of | mean ± standard error | |", "|---|---|---:|---|"]
     for score, (more, less), values, judged in differences(claim, kept):
@@ -471,11 +494,12 @@ def introduction() -> str:
     return (
         f"`python claims.py`: variants of the embedded default, each a run of train.py with `{BUDGET}` ({stages}), in "
         f"{len(SEEDS)} seeds, or more with `--seeds`; {SAMPLES:,} samples for each number, of {SDE.steps} steps where no others "
-        "are told. Within a seed, all variants have the same encoder. Perplexity is exact, of the valid texts. A claim holds, or "
-        "does not, where the difference between two variants in the same seeds is beyond chance by Student's t at 5% "
-        f'(one-sided); "as good" means within {100 * MARGIN:g} points of valid texts. Two kinds of embeddings write hardly a '
-        "valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are blue, "
-        "and every seed is a grey line."
+        "are told. Perplexity is exact, of the valid texts. A claim holds where all differences that it tells are beyond chance "
+        f"by Student's t at {LEVEL:.0%} (one-sided) over the same seeds, and does not where one is beyond it the other way (at "
+        f'{LEVEL:.0%} divided by their number). "As good" means not worse by more than {100 * MARGIN:g} points of valid texts. '
+        "Entropy is compared less the logarithm of the number of words, as longer texts have more. Two kinds of embeddings write "
+        "hardly a valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are "
+        "blue, and every seed is a grey line."
     )
 
 
@@ -510,8 +534,8 @@ def write_report():
 class Claims:
     only: tuple[str, ...] = ()
     """Claims to check; all by default."""
-    seeds: tuple[int, ...] = SEEDS
-    """Seeds of networks and noise."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of networks and noise; by default the first three, for claims without a verdict."""
     report: bool = False
     """Train and measure nothing: only write the report."""
     jobs: int = min(2, len(my_cores()))
@@ -534,7 +558,9 @@ def main():
         os.chdir(Path(__file__).parent)
         if asked.run:
             return do_run(*asked.run)
-        failed = [] if asked.report else study(list(asked.only or CLAIMS), asked.seeds, asked.jobs)
+        if asked.seeds and min(asked.seeds) < 0:
+            raise Refused(f"--seeds {min(asked.seeds)}: must be at least 0")
+        failed = [] if asked.report else study([CLAIMS[name] for name in asked.only or CLAIMS], asked.seeds, asked.jobs)
         write_report()
         if failed:
             raise Refused(f"these did not finish, and say why: {', '.join(failed)}. The same command tries them again.")

@@ -1,5 +1,7 @@
 """The study of the paper's claims: what it would run can be run, and its verdicts follow from the numbers."""
 
+import math
+
 import pytest
 
 import claims
@@ -7,7 +9,7 @@ import distill
 import settings
 from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_SENTENCES, VALID_TEXTS, WORDS
 
-OTHERS = {VALID_SENTENCES: 0.8, EXACT_PERPLEXITY: 3.1, ENTROPY: 2.9, WORDS: 22.0, claims.PARAMETERS: 1_000}
+OTHERS = {VALID_SENTENCES: 0.8, EXACT_PERPLEXITY: 3.1, ENTROPY: 2.9, WORDS: 22.0, claims.PARAMETERS: 1_000, claims.ENCODER: "a b"}
 BOTTLENECK = claims.CLAIMS["bottleneck"]
 
 
@@ -26,6 +28,7 @@ def kept_of(claim, scores):
         ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3, 0.41)], claims.HOLDS),
         ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.6, 0.7, 0.81)], claims.FAILS),
         ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.6, 0.3, 0.4)], claims.OPEN),
+        ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.44, 0.53, 0.68)], claims.OPEN),  # worse by chance, as there are two pairs
         ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3)], "not yet run (2 of 3 seeds)"),
         ([(), (), ()], "not yet run (0 of 3 seeds)"),
         ([(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.38, 0.3, 0.5)], claims.OPEN),
@@ -104,6 +107,25 @@ def test_a_seed_is_measured_with_one_encoder():
     claims.refuse_mixed(1, "stories other", kept)
     with pytest.raises(claims.Refused, match="seed 0 with another encoder"):
         claims.refuse_mixed(0, "stories other", kept)
+    kept = kept_of(BOTTLENECK, [(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3, 0.41)])
+    kept[claims.key_of("base", 0, claims.SDE)][claims.ENCODER] = "a other"
+    assert [len(d.values) for d in claims.differences(BOTTLENECK, kept)] == [3, 2]
+
+
+def test_all_arms_of_a_table_have_the_same_seeds():
+    """A seed that only some have would move their means, and not what is compared."""
+    kept = kept_of(BOTTLENECK, [(0.1, 0.2), (0.4, 0.5), (0.2, 0.3, 0.9)])
+    assert claims.seeds_of(BOTTLENECK, kept) == [0, 1]
+    assert "| as wide as embeddings | 25.0 ±" in claims.report(kept)
+
+
+def test_longer_texts_do_not_count_as_more_entropic():
+    claim = claims.CLAIMS["gamma"]
+    kept = kept_of(claim, [(0.5, 0.5, 0.5)] * 3)
+    for seed in range(3):
+        kept[claims.key_of("base", seed, claim.arms[-1].sampler)] |= {WORDS: 24.0, ENTROPY: 2.9 + math.log(24 / 22)}
+    found = {d.score: d.values for d in claims.differences(claim, kept)}
+    assert found[claims.NET_ENTROPY] == pytest.approx([0, 0, 0])
 
 
 def test_every_variant_is_a_run_that_can_be_made():
