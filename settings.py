@@ -129,7 +129,7 @@ class TrainConfig:
     remat: bool = False
     """Recompute activations in the backward pass to save memory."""
     seed: int = 0
-    """All randomness of the run follows from it."""
+    """All randomness of the run follows from it, but for that of a scratch encoder, which all seeds share."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     sample_every: int = 5_000
@@ -327,6 +327,8 @@ def check(config: TrainConfig):
     for field in ("p_decode", "p_self_cond", "p_drop", "ema"):
         if not 0 <= getattr(config, field) <= 1:
             raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be between 0 and 1")
+    if config.seed < 0:
+        raise Refused(f"--seed {config.seed}: must be at least 0")
     if not 0 < config.w_min <= config.w_max:
         raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
     if (config.decoder == "separate") != (config.p_decode == 0):

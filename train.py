@@ -369,7 +369,7 @@ def load_encoder(config: TrainConfig, corpus: corpora.Corpus, run: Path) -> T5En
     if config.embeddings in ("gaussian", "learned"):
         _, like = data.shapes_for(config.encoder, *text_of(config))
         key = jax.random.fold_in(jax.random.key(config.seed), 4)
-        return ablations.Table(ablations.unit(jax.random.normal(key, like.encoder.embed.shape)))
+        return ablations.Table(ablations.unit(jax.random.normal(key, (len(corpus.tokenizer), like.encoder.embed.shape[1]))))
     if not corpora.is_scratch(config.encoder):
         encoder = data.load_encoder(config.encoder, corpus)
     elif (run / "encoder" / "config.json").exists():

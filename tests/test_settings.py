@@ -52,6 +52,7 @@ def test_conditional_presets_are_the_papers(name, epoch, length, source):
         (["--warmup-steps", "9999"], "--warmup-steps 9999 leaves nothing of --steps"),
         (["--learning-rate", "-1"], "--learning-rate -1.0: must be above 0"),
         (["--gamma", "-1"], "--gamma -1.0: must be at least 0"),
+        (["--seed", "-1"], "--seed -1: must be at least 0"),
         (["--process-id", "9"], "--process-id 9: must be one of the 1 --processes"),
         (["--processes", "2"], "--processes 2: they find each other through a --coordinator"),
         (["--runs", "/proc/elf"], "/proc/elf/stories-desk: cannot write there"),
