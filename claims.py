@@ -61,7 +61,7 @@ VARIANTS = {
     **{f"bottleneck-{n}": f"--bottleneck {n}" for n in (8, 32)},
     **{f"decode-{p}": f"--p-decode {p}" for p in (0.05, 0.5, 0.8)},
     "adaln-zero": "--conditioning adaln-zero",
-    **{f"adamw-{rate:g}": f"--optimizer adamw --learning-rate {rate:g}" for rate in (1e-3, 3e-3)},
+    **{f"adamw-{rate:g}": f"--optimizer adamw --learning-rate {rate:g}" for rate in (1e-3, 3e-3, 1e-2)},
     "translate": "--data translate",
     "distilled": "--steps 100",  # in each of the five rounds of distill.py; "base" is the teacher
 }
@@ -182,8 +182,8 @@ CLAIMS = {
     "optimizers": Claim(
         "Muon is better than AdamW in as many steps",
         "Fig. 15",
-        [Arm("muon", "base", SDE), *arms("adamw-0.001 adamw-0.003")],
-        {VALID_TEXTS: [("muon", "adamw-0.001"), ("muon", "adamw-0.003")]},
+        [Arm("muon", "base", SDE), *arms("adamw-0.001 adamw-0.003 adamw-0.01")],
+        {VALID_TEXTS: [("muon", f"adamw-{rate}") for rate in (0.001, 0.003, 0.01)]},
     ),
     "schedules": Claim(
         "A few steps at logit-normal times are better than at uniform ones",
