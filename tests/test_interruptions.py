@@ -21,14 +21,14 @@ from trained import load_run
 
 def test_killed_and_started_again_a_run_ends_with_the_same_weights(small, tmp_path):
     """SIGKILL somewhere between checkpoints, then the same command: bitwise the uninterrupted run, metrics too."""
-    whole = dataclasses.replace(small, runs=tmp_path, name="whole", steps=120, save_every=30, num_samples=0)
+    whole = dataclasses.replace(small, runs=tmp_path, name="whole", steps=60, save_every=15, num_samples=0)
     state = train.train(whole)
     config = dataclasses.replace(whole, name="killed")
     process, said = start(config)
     wait_until(lambda: saved_step(config) > 0, process, said)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert 0 < logged_step(config) < 120
+    assert 0 < logged_step(config) < 60
     process, said = start(config)
     assert process.wait(timeout=240) == 0, said.read_text()[-2000:]
     assert "continuing" in said.read_text()
