@@ -468,6 +468,7 @@ def picture(claim: Claim, kept: Kept, file: Path):
         for seed in seeds:
             axis.plot([of_arm.get(seed, math.nan) for of_arm in found], range(len(found)), ".-", color="0.75", lw=0.8, zorder=0)
         axis.set(xlabel=score, yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5))
+        axis.locator_params(axis="x", nbins=6)
         axis.grid(alpha=0.3)
     canvas.suptitle(verdict(claim, kept), fontsize=9)
     canvas.savefig(file, dpi=110)
