@@ -100,12 +100,16 @@ def vary(label: str, values, variant: str = "base", sampler: Sampler = SDE) -> l
     return [Arm(f"{label} {v:g}", variant, dataclasses.replace(sampler, **{field: float(v)})) for v in values]
 
 
+def with_steps(name: str, n: int) -> str:
+    return f"{name}, {n} step{'s' * (n > 1)}"
+
+
 def at_steps(sampler: Sampler, name: str, variant: str, steps) -> list[Arm]:
-    return [Arm(f"{name}, {n} steps", variant, dataclasses.replace(sampler, steps=n)) for n in steps]
+    return [Arm(with_steps(name, n), variant, dataclasses.replace(sampler, steps=n)) for n in steps]
 
 
 def each(first: str, second: str, steps) -> list[tuple[str, str]]:
-    return [(f"{first}, {n} steps", f"{second}, {n} steps") for n in steps]
+    return [(with_steps(first, n), with_steps(second, n)) for n in steps]
 
 
 FEW = (4, 8, 16)
