@@ -293,10 +293,12 @@ def encoder_of(variant: str, seed: int) -> str:
     return f"{stage.name} {digest(weights.read_bytes().hex())}"
 
 
-def refuse_mixed(seed: int, encoder: str, kept: Kept):
+def refuse_mixed(variant: str, seed: int, encoder: str, kept: Kept):
     """What would be trained in vain: differences are those of networks with the same encoder, in the same seed."""
     recipe, _ = encoder.split()
-    before = {scores[ENCODER] for key, scores in kept.items() if seed_of(key) == seed}
+    variants = [{arm.variant for arm in claim.arms} for claim in CLAIMS.values()]
+    compared = set().union(*(each for each in variants if variant in each))
+    before = {scores[ENCODER] for key, scores in kept.items() if seed_of(key) == seed and key.split()[0] in compared}
     if others := [each for each in before - {encoder} if each.startswith(recipe)]:
         raise Refused(
             f"{KEPT} has numbers of seed {seed} with another encoder ({others[0]}, here {encoder}), as machines and numbers of "
@@ -307,7 +309,7 @@ def refuse_mixed(seed: int, encoder: str, kept: Kept):
 def do_run(variant: str, seed: int):
     """All that a variant needs in one seed: training, and its samples."""
     encoder = encoder_of(variant, seed)
-    refuse_mixed(seed, encoder, read_kept())
+    refuse_mixed(variant, seed, encoder, read_kept())
     if (variant == "distilled" and not make_run("base", seed)) or not make_run(variant, seed):
         raise Refused(f"{command_of(variant, seed)} did not finish")
     mesh = make_mesh("1", 0)

@@ -101,12 +101,13 @@ def test_measurements_of_several_processes_come_together(tmp_path, monkeypatch):
 
 
 def test_a_seed_is_measured_with_one_encoder():
-    """Encoders of other recipes, and of other seeds, do not matter."""
-    kept = {"base 0 a": {"encoder": "stories one"}, "translate 0 b": {"encoder": "german two"}}
-    claims.refuse_mixed(0, "stories one", kept)
-    claims.refuse_mixed(1, "stories other", kept)
+    """Encoders of other seeds, and of networks that it is not compared with, do not matter."""
+    kept = {"base 0 a": {"encoder": "stories one"}, "v-256 0 b": {"encoder": "wide two"}}
+    claims.refuse_mixed("table", 0, "stories one", kept)
+    claims.refuse_mixed("table", 1, "stories other", kept)
+    claims.refuse_mixed("x-128", 0, "stories other", kept)
     with pytest.raises(claims.Refused, match="seed 0 with another encoder"):
-        claims.refuse_mixed(0, "stories other", kept)
+        claims.refuse_mixed("table", 0, "stories other", kept)
     kept = kept_of(BOTTLENECK, [(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3, 0.41)])
     kept[claims.key_of("base", 0, claims.SDE)][claims.ENCODER] = "a other"
     assert [len(d.values) for d in claims.differences(BOTTLENECK, kept)] == [3, 2]
