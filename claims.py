@@ -161,8 +161,13 @@ CLAIMS = {
     "predictions": Claim(
         "Predicting x or v is better than noise and, for wide embeddings, x better than v",
         "Fig. 11",
-        arms("x-128 v-128 eps-128 x-256 v-256 eps-256", ODE),
-        {VALID_TEXTS: [("x-128", "eps-128"), ("v-128", "eps-128"), ("x-256", "v-256"), ("v-256", "eps-256")]},
+        [Arm(f"{p}, {width} wide", f"{p}-{width}", ODE) for width in (128, 256) for p in ("x", "v", "eps")],
+        {
+            VALID_TEXTS: [
+                (f"{more}, {width} wide", f"{less}, {width} wide")
+                for more, less, width in (("x", "eps", 128), ("v", "eps", 128), ("x", "v", 256), ("v", "eps", 256))
+            ]
+        },
     ),
     "bottleneck": Claim(
         "A bottleneck of a quarter of the embeddings' width is best",
@@ -444,15 +449,20 @@ def is_begun(claim: Claim, kept: Kept) -> bool:
     return any(scores_of(kept, arm, score) for arm in claim.arms for score in claim.orders)
 
 
-def shown(name: str, values: list[float], sign: str = "") -> str:
+def shown(name: str, values: list[float], share: str = "%", sign: str = "") -> str:
+    """Their mean and standard error; `share` is the unit of what is a share."""
     if not values or not all(map(math.isfinite, values)):
         return "-"
     mean, error = mean_and_error(values)
     if name == PARAMETERS:
         return f"{mean:,.0f}"
-    scale, digits, unit = (100, 1, "%") if name in (VALID_TEXTS, VALID_SENTENCES, "exact matches") else (1, 3, "")
+    scale, digits, unit = (100, 1, share) if name in (VALID_TEXTS, VALID_SENTENCES, "exact matches") else (1, 3, "")
     spread = f" ± {scale * error:.{digits}f}" if len(values) > 1 else ""
     return f"{scale * mean:{sign}.{digits}f}{spread}{unit}"
+
+
+def shown_difference(difference: Difference) -> str:
+    return shown(difference.score, difference.values, share=" points", sign="+")
 
 
 def picture(claim: Claim, kept: Kept, file: Path):
@@ -491,9 +501,18 @@ def table_of(claim: Claim, kept: Kept) -> list[str]:
         found = [[v for seed, v in scores_of(kept, arm, name).items() if seed in seeds_of(claim, kept)] for name in names]
         lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {len(found[0])} |")
     lines += ["", "| difference | of | mean ± standard error | |", "|---|---|---:|---|"]
-    for score, (more, less), values, judged in differences(claim, kept):
-        lines.append(f"| {more} − {less} | {score} | {shown(score, values, '+')} | {judged} |")
+    for each in differences(claim, kept):
+        more, less = each.pair
+        lines.append(f"| {more} − {less} | {each.score} | {shown_difference(each)} | {each.verdict} |")
     return lines
+
+
+def row_of(name: str, claim: Claim, kept: Kept) -> str:
+    """A claim in one row: what decides it, and the verdict."""
+    found = differences(claim, kept)
+    told = [f"{' − '.join(d.pair)}: {shown_difference(d)}{f' ({d.score})' * (d.score != VALID_TEXTS)}" for d in found]
+    seeds = min(len(d.values) for d in found)
+    return f"| [{claim.says}](#{name}) | {claim.where} | {'<br>'.join(told)} | {seeds} | {verdict(claim, kept)} |"
 
 
 def introduction() -> str:
@@ -511,8 +530,9 @@ def introduction() -> str:
 
 
 def report(kept: Kept) -> str:
-    lines = [introduction(), "", "| claim | in the paper | here |", "|---|---|---|"]
-    lines += [f"| [{c.says}](#{name}) | {c.where} | {verdict(c, kept)} |" for name, c in CLAIMS.items()]
+    head = "| claim | in the paper | differences, of valid texts where nothing else is told | seeds | verdict |"
+    rows = [row_of(name, claim, kept) for name, claim in CLAIMS.items()]
+    lines = [introduction(), "", head, "|---|---|---|---:|---|", *rows]
     for name, claim in CLAIMS.items():
         lines += ["", f"### {name}", "", f"{claim.says} ({claim.where}): **{verdict(claim, kept)}**.", "", *table_of(claim, kept)]
         lines += ["", f"![{claim.says}](images/claim-{name}.png)"] if is_begun(claim, kept) else []
