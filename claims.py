@@ -104,8 +104,11 @@ def with_steps(name: str, n: int) -> str:
     return f"{name}, {n} step{'s' * (n > 1)}"
 
 
-def at_steps(sampler: Sampler, name: str, variant: str, steps) -> list[Arm]:
-    return [Arm(with_steps(name, n), variant, dataclasses.replace(sampler, steps=n)) for n in steps]
+def at_steps(steps, *compared: Arm) -> list[Arm]:
+    """Those that are compared, side by side at every number of steps."""
+    return [
+        Arm(with_steps(arm.label, n), arm.variant, dataclasses.replace(arm.sampler, steps=n)) for n in steps for arm in compared
+    ]
 
 
 def each(first: str, second: str, steps) -> list[tuple[str, str]]:
@@ -143,13 +146,13 @@ CLAIMS = {
     "samplers": Claim(
         "With few steps, the SDE is better than the ODE",
         "Fig. 5c",
-        at_steps(SDE, "SDE", "base", FEW) + at_steps(ODE, "ODE", "base", FEW),
+        at_steps(FEW, Arm("SDE", "base", SDE), Arm("ODE", "base", ODE)),
         {VALID_TEXTS: each("SDE", "ODE", FEW)},
     ),
     "samplers-as-released": Claim(
         "The same, with the SDE of the authors' code, which goes on from the re-noised state",
         "Fig. 5c",
-        at_steps(RELEASED, "SDE", "base", FEW) + at_steps(ODE, "ODE", "base", FEW),
+        at_steps(FEW, Arm("SDE", "base", RELEASED), Arm("ODE", "base", ODE)),
         {VALID_TEXTS: each("SDE", "ODE", FEW)},
     ),
     "sizes": Claim(
@@ -197,7 +200,7 @@ CLAIMS = {
     "schedules": Claim(
         "A few steps at logit-normal times are better than at uniform ones",
         "Fig. 16a",
-        at_steps(ODE, "logit-normal", "base", FEW) + at_steps(UNIFORM, "uniform", "base", FEW),
+        at_steps(FEW, Arm("logit-normal", "base", ODE), Arm("uniform", "base", UNIFORM)),
         {VALID_TEXTS: each("logit-normal", "uniform", FEW)},
     ),
     "gamma": Claim(
@@ -221,7 +224,7 @@ CLAIMS = {
     "distillation": Claim(
         "After distillation, texts of 1 to 8 steps are better",
         "App. B",
-        at_steps(STUDENT, "distilled", "distilled", DISTILLED) + at_steps(STUDENT, "base", "base", DISTILLED),
+        at_steps(DISTILLED, Arm("distilled", "distilled", STUDENT), Arm("base", "base", STUDENT)),
         {VALID_TEXTS: each("distilled", "base", DISTILLED)},
     ),
 }
