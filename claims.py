@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ from errors import Refused, one_line
 from generate import Sampler
 from measure import bench_for, measure
 from mesh import make_mesh
-from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_SENTENCES, VALID_TEXTS, WORDS, mean_and_error, mean_of
+from metrics import DISTINCT, ENTROPY, EXACT_PERPLEXITY, VALID_SENTENCES, VALID_TEXTS, WORDS, mean_and_error, mean_of
 
 SEEDS = (0, 1, 2)  # of networks and noise: a verdict needs as many, and takes all that there are
 BUDGET = "--steps 1000 --num-samples 0 --sample-every 0 --save-every 500"  # for every variant alike
@@ -414,8 +415,7 @@ class Difference(NamedTuple):
 
     score: str
     pair: tuple[str, str]
-    values: list[float]
-    """In each seed."""
+    by_seed: dict[int, float]
     verdict: str
 
 
@@ -423,12 +423,13 @@ def differences(claim: Claim, kept: Kept) -> list[Difference]:
     """What a claim says, pair by pair."""
     found, by_label = [], {arm.label: arm for arm in claim.arms}
     pairs = [(score, pair) for score, pairs in claim.orders.items() for pair in pairs]
+    by_chance = sum(score != PARAMETERS for score, _ in pairs)
     for score, pair in pairs:
         (more, less), (one, other) = ([scores_of(kept, by_label[name], what) for name in pair] for what in (score, ENCODER))
         same = [seed for seed in seeds_of(claim, kept) if seed in one and one[seed] == other.get(seed)]
-        values = [more[seed] - less[seed] for seed in same]
+        by_seed = {seed: more[seed] - less[seed] for seed in same}
         least = -MARGIN if claim.as_good and score == VALID_TEXTS else 0.0
-        found.append(Difference(score, pair, values, judge(values, least, len(pairs))))
+        found.append(Difference(score, pair, by_seed, judge([*by_seed.values()], least, by_chance)))
     return found
 
 
@@ -444,8 +445,8 @@ def judge(values: list[float], least: float, pairs: int) -> str:
 def verdict(claim: Claim, kept: Kept) -> str:
     """A claim holds if all that it says does, and does not if any of it does not."""
     judged = [difference.verdict for difference in differences(claim, kept)]
-    missing = [each for each in judged if each.startswith(NOT_RUN)]
-    return min(missing) if missing else next((each for each in (FAILS, OPEN) if each in judged), HOLDS)
+    not_run = [each for each in judged if each.startswith(NOT_RUN)]
+    return min(not_run) if not_run else next((each for each in (FAILS, OPEN) if each in judged), HOLDS)
 
 
 def is_begun(claim: Claim, kept: Kept) -> bool:
@@ -459,13 +460,17 @@ def shown(name: str, values: list[float], share: str = "%", sign: str = "") -> s
     mean, error = mean_and_error(values)
     if name == PARAMETERS:
         return f"{mean:,.0f}"
-    scale, digits, unit = (100, 1, share) if name in (VALID_TEXTS, VALID_SENTENCES, "exact matches") else (1, 3, "")
+    scale, digits, unit = (100, 1, share) if name in (VALID_TEXTS, VALID_SENTENCES, DISTINCT, "exact matches") else (1, 3, "")
     spread = f" ± {scale * error:.{digits}f}" if len(values) > 1 else ""
     return f"{scale * mean:{sign}.{digits}f}{spread}{unit}"
 
 
+def listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds))) or "none"
+
+
 def shown_difference(difference: Difference) -> str:
-    return shown(difference.score, difference.values, share=" points", sign="+")
+    return shown(difference.score, [*difference.by_seed.values()], share=" points", sign="+")
 
 
 def picture(claim: Claim, kept: Kept, file: Path):
@@ -496,13 +501,14 @@ def picture(claim: Claim, kept: Kept, file: Path):
 
 def table_of(claim: Claim, kept: Kept) -> list[str]:
     """All arms, with more than what decides: a share of valid texts can be bought with dull ones."""
-    of_texts = [VALID_TEXTS, VALID_SENTENCES, EXACT_PERPLEXITY, ENTROPY, WORDS]
+    of_texts = [VALID_TEXTS, VALID_SENTENCES, EXACT_PERPLEXITY, ENTROPY, WORDS, DISTINCT]
     names = ["BLEU", "exact matches"] if "BLEU" in claim.orders else of_texts
     names += [PARAMETERS] if len({n for arm in claim.arms for n in scores_of(kept, arm, PARAMETERS).values()}) > 1 else []
     lines = [f"| | {' | '.join(names)} | seeds |", f"|---|{'---:|' * (len(names) + 1)}"]
     for arm in claim.arms:
-        found = [[v for seed, v in scores_of(kept, arm, name).items() if seed in seeds_of(claim, kept)] for name in names]
-        lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {len(found[0])} |")
+        seeds = [seed for seed in seeds_of(claim, kept) if seed in scores_of(kept, arm, ENCODER)]
+        found = [[scores_of(kept, arm, name)[seed] for seed in seeds] for name in names]
+        lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {listed(seeds)} |")
     lines += ["", "| difference | of | mean ± standard error | |", "|---|---|---:|---|"]
     for each in differences(claim, kept):
         more, less = each.pair
@@ -514,21 +520,22 @@ def row_of(name: str, claim: Claim, kept: Kept) -> str:
     """A claim in one row: what decides it, and the verdict."""
     found = differences(claim, kept)
     told = [f"{' − '.join(d.pair)}: {shown_difference(d)}{f' ({d.score})' * (d.score != VALID_TEXTS)}" for d in found]
-    seeds = min(len(d.values) for d in found)
+    seeds = listed(set.intersection(*(set(d.by_seed) for d in found)))
     return f"| [{claim.says}](#{name}) | {claim.where} | {'<br>'.join(told)} | {seeds} | {verdict(claim, kept)} |"
 
 
 def introduction() -> str:
     stages = f"five rounds of distill.py with `{VARIANTS['distilled']}`, the embedded translation for guidance by a source"
+    stages += f", and {settings.STORIES.decoder_steps:,} steps before that for a separate decoder"
     return (
         f"`python claims.py`: variants of the embedded default, each a run of train.py with `{BUDGET}` ({stages}), in "
         f"{len(SEEDS)} seeds, or more with `--seeds`; {SAMPLES:,} samples for each number, of {SDE.steps} steps where no others "
         "are told. Perplexity is exact, of the valid texts. A claim holds where all differences that it tells are beyond chance "
         f"by Student's t at {LEVEL:.0%} (one-sided) over the same seeds, and does not where one is beyond it the other way (at "
         f'{LEVEL:.0%} divided by their number). "As good" means not worse by more than {100 * MARGIN:g} points of valid texts. '
-        "Entropy is compared less the logarithm of the number of words, as longer texts have more. Two kinds of embeddings write "
-        "hardly a valid text in this budget and are compared by valid sentences. In the pictures, means with standard errors are "
-        "blue, and every seed is a grey line."
+        "Entropy is compared less the logarithm of the mean number of words, as longer texts have more. Two kinds of embeddings "
+        "write hardly a valid text in this budget and are compared by valid sentences. In the pictures, means with standard "
+        "errors are blue, and every seed is a grey line."
     )
 
 

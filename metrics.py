@@ -8,7 +8,7 @@ import grammar
 Score = float | tuple[float, float]  # a number, or a mean over texts and its standard error
 VALID_TEXTS, VALID_SENTENCES = "valid texts", "valid sentences"
 EXACT_PERPLEXITY, ENTROPY = "exact perplexity of valid texts", "unigram entropy (nats)"
-WORDS = "words per text"
+WORDS, DISTINCT = "words per text", "distinct texts"
 
 
 def unigram_entropy(texts_words: list[list]) -> float:
@@ -27,7 +27,7 @@ def distinct(items: list) -> float:
 
 def distinct_scores(texts: list[str], texts_words: list[list]) -> dict[str, float]:
     """How many of the texts, and of their words and pairs and triples of words, are not repetitions."""
-    found = {"distinct texts": distinct(texts)}
+    found = {DISTINCT: distinct(texts)}
     for n in (1, 2, 3):
         grams = [tuple(words[i : i + n]) for words in texts_words for i in range(len(words) - n + 1)]
         found[f"distinct-{n}"] = distinct(grams)

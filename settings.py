@@ -91,7 +91,8 @@ class TrainConfig:
     p_std: float = 0.8
     """Standard deviation of the same."""
     decode_noise_scale: float = 5.0
-    """Scale of the noise in decoded rows; the paper uses 5 on OpenWebText and 1 on conditional tasks."""
+    """Scale of the noise in decoded rows, and of that which a separate decoder learns from; the paper uses 5 on OpenWebText and
+    1 on conditional tasks."""
     p_decode: float = 0.2
     """Share of rows that train the decoder (cross-entropy) rather than the denoiser (velocity error)."""
     p_self_cond: float = 0.5
@@ -164,8 +165,9 @@ class TrainConfig:
 
     @property
     def ema_decay(self) -> float:
-        """An average over more steps than there are would be of what training began with: then it is over a tenth of them."""
-        return self.ema if self.steps * (1 - self.ema) > 1 else max(0.0, 1 - 10 / self.steps)
+        """An average over more steps than there are would be of what training began with: then it is over a tenth of them, or
+        over half in distillation, which begins with trained weights."""
+        return self.ema if self.steps * (1 - self.ema) > 1 else max(0.0, 1 - (2 if self.teacher else 10) / self.steps)
 
     def as_json(self) -> dict[str, Any]:
         return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}

@@ -359,7 +359,7 @@ def trained_here(config: TrainConfig) -> bool:
     return corpora.is_scratch(config.encoder) and config.embeddings == "encoder"
 
 
-TABLE = "table.npy"  # in the directory of a run: its embeddings, where they are of a table
+TABLE = "table.npy"  # in the directory of a run: its embeddings, where they are of a table; if ELF learns it, only their shape
 
 
 def load_encoder(config: TrainConfig, corpus: corpora.Corpus, run: Path) -> T5Encoder | ablations.Table:

@@ -7,9 +7,10 @@ import pytest
 import claims
 import distill
 import settings
-from metrics import ENTROPY, EXACT_PERPLEXITY, VALID_SENTENCES, VALID_TEXTS, WORDS
+from metrics import DISTINCT, ENTROPY, EXACT_PERPLEXITY, VALID_SENTENCES, VALID_TEXTS, WORDS
 
-OTHERS = {VALID_SENTENCES: 0.8, EXACT_PERPLEXITY: 3.1, ENTROPY: 2.9, WORDS: 22.0, claims.PARAMETERS: 1_000, claims.ENCODER: "a b"}
+OTHERS = {VALID_SENTENCES: 0.8, EXACT_PERPLEXITY: 3.1, ENTROPY: 2.9, WORDS: 22.0, DISTINCT: 1.0}
+OTHERS |= {claims.PARAMETERS: 1_000, claims.ENCODER: "a b"}
 BOTTLENECK = claims.CLAIMS["bottleneck"]
 
 
@@ -110,7 +111,7 @@ def test_a_seed_is_measured_with_one_encoder():
         claims.refuse_mixed("table", 0, "stories other", kept)
     kept = kept_of(BOTTLENECK, [(0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.2, 0.3, 0.41)])
     kept[claims.key_of("base", 0, claims.SDE)][claims.ENCODER] = "a other"
-    assert [len(d.values) for d in claims.differences(BOTTLENECK, kept)] == [3, 2]
+    assert [list(d.by_seed) for d in claims.differences(BOTTLENECK, kept)] == [[0, 1, 2], [1, 2]]
 
 
 def test_all_arms_of_a_table_have_the_same_seeds():
@@ -125,7 +126,7 @@ def test_longer_texts_do_not_count_as_more_entropic():
     kept = kept_of(claim, [(0.5, 0.5, 0.5)] * 3)
     for seed in range(3):
         kept[claims.key_of("base", seed, claim.arms[-1].sampler)] |= {WORDS: 24.0, ENTROPY: 2.9 + math.log(24 / 22)}
-    found = {d.score: d.values for d in claims.differences(claim, kept)}
+    found = {d.score: [*d.by_seed.values()] for d in claims.differences(claim, kept)}
     assert found[claims.NET_ENTROPY] == pytest.approx([0, 0, 0])
 
 
