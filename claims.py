@@ -2,7 +2,7 @@
 
     python claims.py                          train, measure and report what is missing; stop and continue at any point
     python claims.py --only bottleneck gamma  some claims
-    python claims.py --seeds 3 4 5            more seeds than the first three, which verdicts then rest on too
+    python claims.py --seeds 6 7 8            more seeds, which verdicts then rest on too
     python claims.py --report                 only write what has been measured so far
 
 Every variant is a run of train.py with the flags told here, two at a time (--jobs), as two cores do more for two networks of this
@@ -366,6 +366,8 @@ def side_by_side(todo: list[tuple[str, int]], jobs: int) -> list[str]:
                     bar.update()
         finally:
             stay_on(cores)
+            if running:
+                tqdm.write(f"stopping; {len(running)} runs save first")
             for child in running:
                 child.terminate()
             for child in running:
@@ -382,6 +384,7 @@ def study(claims: list[Claim], seeds: tuple[int, ...], jobs: int) -> list[str]:
     runs_of_all = dict.fromkeys((arm.variant, seed) for seed in seeds or SEEDS for claim in claims for arm in claim.arms)
     todo = [job for job in runs_of_all if missing(*job, kept)]
     PLACE.mkdir(parents=True, exist_ok=True)
+    print(f"{len(todo)} runs to make; what each says is in {PLACE}/VARIANT-SEED.log")
     students = [job for job in todo if job[0] == "distilled"]  # last, as they need their teachers
     return side_by_side([job for job in todo if job not in students], jobs) + side_by_side(students, jobs)
 
@@ -453,6 +456,9 @@ def is_begun(claim: Claim, kept: Kept) -> bool:
     return any(scores_of(kept, arm, score) for arm in claim.arms for score in claim.orders)
 
 
+SHARES = (VALID_TEXTS, VALID_SENTENCES, DISTINCT, "exact matches")
+
+
 def shown(name: str, values: list[float], share: str = "%", sign: str = "") -> str:
     """Their mean and standard error; `share` is the unit of what is a share."""
     if not values or not all(map(math.isfinite, values)):
@@ -460,7 +466,7 @@ def shown(name: str, values: list[float], share: str = "%", sign: str = "") -> s
     mean, error = mean_and_error(values)
     if name == PARAMETERS:
         return f"{mean:,.0f}"
-    scale, digits, unit = (100, 1, share) if name in (VALID_TEXTS, VALID_SENTENCES, DISTINCT, "exact matches") else (1, 3, "")
+    scale, digits, unit = (100, 1, share) if name in SHARES else (1, 4 if name == NET_ENTROPY else 3, "")
     spread = f" ± {scale * error:.{digits}f}" if len(values) > 1 else ""
     return f"{scale * mean:{sign}.{digits}f}{spread}{unit}"
 
@@ -473,12 +479,13 @@ def shown_difference(difference: Difference) -> str:
     return shown(difference.score, [*difference.by_seed.values()], share=" points", sign="+")
 
 
-def picture(claim: Claim, kept: Kept, file: Path):
+def picture(name: str, claim: Claim, kept: Kept, file: Path):
     """A panel for each score: the mean of every arm with its standard error, and every seed in grey."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter, PercentFormatter
 
     n, labels, seeds = len(claim.orders), [arm.label for arm in claim.arms], seeds_of(claim, kept)
     canvas, axes = plt.subplots(1, n, figsize=(1.6 + 4 * n, 1.1 + 0.3 * len(labels)), layout="constrained", squeeze=False)
@@ -493,8 +500,10 @@ def picture(claim: Claim, kept: Kept, file: Path):
             axis.plot([of_arm.get(seed, math.nan) for of_arm in found], range(len(found)), ".-", color="0.75", lw=0.8, zorder=0)
         axis.set(xlabel=score, yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.5, -0.5))
         axis.locator_params(axis="x", nbins=6)
+        if score in SHARES or score == PARAMETERS:
+            axis.xaxis.set_major_formatter(PercentFormatter(1) if score in SHARES else EngFormatter())
         axis.grid(alpha=0.3)
-    canvas.suptitle(verdict(claim, kept), fontsize=9)
+    canvas.suptitle(f"{name}: {verdict(claim, kept)}", fontsize=9)
     canvas.savefig(file, dpi=110)
     plt.close(canvas)
 
@@ -503,6 +512,7 @@ def table_of(claim: Claim, kept: Kept) -> list[str]:
     """All arms, with more than what decides: a share of valid texts can be bought with dull ones."""
     of_texts = [VALID_TEXTS, VALID_SENTENCES, EXACT_PERPLEXITY, ENTROPY, WORDS, DISTINCT]
     names = ["BLEU", "exact matches"] if "BLEU" in claim.orders else of_texts
+    names += [NET_ENTROPY] if NET_ENTROPY in claim.orders else []
     names += [PARAMETERS] if len({n for arm in claim.arms for n in scores_of(kept, arm, PARAMETERS).values()}) > 1 else []
     lines = [f"| | {' | '.join(names)} | seeds |", f"|---|{'---:|' * (len(names) + 1)}"]
     for arm in claim.arms:
@@ -524,6 +534,13 @@ def row_of(name: str, claim: Claim, kept: Kept) -> str:
     return f"| [{claim.says}](#{name}) | {claim.where} | {'<br>'.join(told)} | {seeds} | {verdict(claim, kept)} |"
 
 
+def same_for_all(arms: list[Arm]) -> str:
+    """What their samplers have in common."""
+    words = dict(steps="{} steps", w="w {:g}", gamma="γ {:g}")
+    values = {field: {getattr(arm.sampler, field) for arm in arms} for field in words}
+    return ", ".join(words[field].format(*found) for field, found in values.items() if len(found) == 1)
+
+
 def introduction() -> str:
     stages = f"five rounds of distill.py with `{VARIANTS['distilled']}`, the embedded translation for guidance by a source"
     stages += f", and {settings.STORIES.decoder_steps:,} steps before that for a separate decoder"
@@ -534,8 +551,8 @@ def introduction() -> str:
         f"by Student's t at {LEVEL:.0%} (one-sided) over the same seeds, and does not where one is beyond it the other way (at "
         f'{LEVEL:.0%} divided by their number). "As good" means not worse by more than {100 * MARGIN:g} points of valid texts. '
         "Entropy is compared less the logarithm of the mean number of words, as longer texts have more. Two kinds of embeddings "
-        "write hardly a valid text in this budget and are compared by valid sentences. In the pictures, means with standard "
-        "errors are blue, and every seed is a grey line."
+        "write hardly a valid text in this budget and are compared with each other by valid sentences. γ 0 is the ODE. In the "
+        "pictures, means with standard errors are blue, and every seed is a grey line."
     )
 
 
@@ -546,9 +563,9 @@ def report(kept: Kept) -> str:
     for name, claim in CLAIMS.items():
         lines += ["", f"### {name}", "", f"{claim.says} ({claim.where}): **{verdict(claim, kept)}**.", "", *table_of(claim, kept)]
         lines += ["", f"![{claim.says}](images/claim-{name}.png)"] if is_begun(claim, kept) else []
-        lines += [""]
-        lines += [f"`python claims.py --only {name}`, which runs for every seed:", ""]
-        lines += [f"- `{command_of(variant, 0)}`" for variant in dict.fromkeys(arm.variant for arm in claim.arms)]
+        lines += ["", f"`python claims.py --only {name}`, sampled with {same_for_all(claim.arms)}. It runs for every seed:", ""]
+        seed = min(seeds_of(claim, kept), default=SEEDS[0])
+        lines += [f"- `{command_of(variant, seed)}`" for variant in dict.fromkeys(arm.variant for arm in claim.arms)]
     return "\n".join(lines)
 
 
@@ -562,9 +579,9 @@ def write_report():
         raise Refused(f"{file}: the report goes between a line {begin} and a line {end}, which are not there")
     runs.write_whole(file, f"{before}{begin}\n\n{report(kept)}\n\n{end}{after}")
     for name, claim in CLAIMS.items():
-        if is_begun(claim, kept):
-            picture(claim, kept, Path("images") / f"claim-{name}.png")
-        print(f"{name:14} {verdict(claim, kept)}")
+        file = Path("images") / f"claim-{name}.png"
+        picture(name, claim, kept, file) if is_begun(claim, kept) else file.unlink(missing_ok=True)
+        print(f"{name:20} {verdict(claim, kept)}")
 
 
 @dataclass(frozen=True)

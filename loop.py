@@ -69,7 +69,8 @@ class Progress:
         values |= dict(tokens_per_second=rate, waiting=self.waited / (now - self.since), seconds=now - self.begun)
         for tell in self.tell:
             tell(step=done, **values, **more)
-        self.bar.set_postfix(mse=f"{values['mse']:.3f}", ce=f"{values['ce']:.3f}", tokens=f"{rate:,.0f}/s")
+        branches = {k: f"{values[k]:.3f}" for k in ("mse", "ce") if values[k]}  # What trains first, or beside it, has only one.
+        self.bar.set_postfix(branches | dict(tokens=f"{rate:,.0f}/s"))
         self.restart_clock()
 
 

@@ -121,12 +121,10 @@ def plot_losses(directory: Path):
 
     lines = read_metrics(directory)
     steps = [line["step"] for line in lines]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    panels = (left, "mse", "denoising: velocity error (Eq. 1)"), (right, "ce", "decoding: cross-entropy (Eq. 2)")
-    for axis, key, title in panels:
-        if not any(line[key] for line in lines):  # A separate decoder learns one, and the denoiser beside it the other.
-            axis.set_axis_off()
-            continue
+    titles = dict(mse="denoising: velocity error (Eq. 1)", ce="decoding: cross-entropy (Eq. 2)")
+    titles = {key: title for key, title in titles.items() if any(line[key] for line in lines)}  # one, for a separate decoder
+    figure, axes = plt.subplots(1, len(titles), figsize=(4.5 * len(titles), 3.2), layout="constrained", squeeze=False)
+    for axis, (key, title) in zip(axes[0], titles.items(), strict=True):
         axis.plot(steps, [line[key] for line in lines], lw=1, label="training")
         held_out = [(line["step"], line[f"validation_{key}"]) for line in lines if f"validation_{key}" in line]
         axis.plot(*zip(*held_out, strict=True), "o-", ms=3, lw=1, label="held out, averaged weights") if held_out else None
@@ -135,7 +133,7 @@ def plot_losses(directory: Path):
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_locator(NullLocator())
         axis.grid(alpha=0.3)
-    (left if left.lines else right).legend(frameon=False)
+    axes[0, 0].legend(frameon=False)
     figure.savefig(directory / "loss.png", dpi=120)
     plt.close(figure)
 

@@ -294,6 +294,9 @@ def parse(args: list[str], description: str) -> TrainConfig:
     return config
 
 
+LEARNED_WITH_SOURCES = "--embeddings learned: only without sources, which would need embeddings before ELF has learned them"
+
+
 def check(config: TrainConfig):
     """Refuse what cannot work before anything is written."""
     for field in (
@@ -333,10 +336,12 @@ def check(config: TrainConfig):
         raise Refused(f"--seed {config.seed}: must be at least 0")
     if not 0 < config.w_min <= config.w_max:
         raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
-    if (config.decoder == "separate") != (config.p_decode == 0):
-        raise Refused(f"--p-decode {config.p_decode}: must be 0 with --decoder separate, and above 0 otherwise")
-    if config.p_decode == 1:
-        raise Refused("--p-decode 1: must be below 1, or no row would learn to denoise")
+    if config.decoder == "separate" and config.p_decode:
+        raise Refused(f"--p-decode {config.p_decode}: must be 0 with --decoder separate, which decodes instead")
+    if config.decoder == "shared" and not 0 < config.p_decode < 1:
+        raise Refused(f"--p-decode {config.p_decode}: must be above 0 and below 1, as rows learn to decode and to denoise")
+    if config.embeddings == "learned" and config.data in PRESETS and PRESETS[config.data].source_length:
+        raise Refused(LEARNED_WITH_SOURCES)
     if config.decoder == "separate" and config.embeddings != "encoder":
         raise Refused(f"--embeddings {config.embeddings} --decoder separate: the decoder mirrors an encoder")
     if config.preflight and (config.embeddings, config.decoder, config.conditioning) != ("encoder", "shared", "tokens"):

@@ -58,7 +58,7 @@ from mesh import (
 )
 from optimizers import make_optimizer, warmed_up
 from pretrained import T5Encoder
-from settings import FREE, OWT_ROWS, TrainConfig, check, parse
+from settings import FREE, LEARNED_WITH_SOURCES, OWT_ROWS, TrainConfig, check, parse
 
 # One step: rows -> x -> draws -> losses -> gradients -> clip -> Muon -> EMA
 
@@ -489,7 +489,7 @@ def train(config: TrainConfig, objective: MakeObjective = flow_matching) -> Stat
         if is_chief():
             print(f"{config.data}: {corpus.summary()}")
     if config.embeddings == "learned" and corpus.has_sources:
-        raise Refused("--embeddings learned: only without sources, which would need embeddings before ELF has learned them")
+        raise Refused(LEARNED_WITH_SOURCES)
     if corpora.is_scratch(config.encoder) and config.embeddings in ("encoder", "table"):
         train_encoder(config, corpus, mesh)
     with chief_first():
