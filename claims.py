@@ -59,6 +59,7 @@ VARIANTS = {
         for encoder, width in (("scratch", 128), ("scratch-256", 256))
         for p in ("x", "v", "eps")
     },
+    "v-shared": "--prediction v",
     **{f"bottleneck-{n}": f"--bottleneck {n}" for n in (8, 32)},
     **{f"decode-{p}": f"--p-decode {p}" for p in (0.05, 0.5, 0.8)},
     "adaln-zero": "--conditioning adaln-zero",
@@ -172,6 +173,12 @@ CLAIMS = {
                 for more, less, width in (("x", "eps", 128), ("v", "eps", 128), ("x", "v", 256), ("v", "eps", 256))
             ]
         },
+    ),
+    "predictions-shared": Claim(
+        "Predicting v is worse than x where the decoder shares the network's weights",
+        "Sec. 3.1",
+        [Arm("x", "base", ODE), Arm("v", "v-shared", ODE)],
+        {VALID_TEXTS: [("x", "v")]},
     ),
     "bottleneck": Claim(
         "A bottleneck of a quarter of the embeddings' width is best",
