@@ -527,9 +527,8 @@ def table_of(claim: Claim, kept: Kept) -> list[str]:
         found = [[scores_of(kept, arm, name)[seed] for seed in seeds] for name in names]
         lines.append(f"| {arm.label} | {' | '.join(map(shown, names, found))} | {listed(seeds)} |")
     lines += ["", "| difference | of | mean ± standard error | |", "|---|---|---:|---|"]
-    for each in differences(claim, kept):
-        more, less = each.pair
-        lines.append(f"| {more} − {less} | {each.score} | {shown_difference(each)} | {each.verdict} |")
+    for d in differences(claim, kept):
+        lines.append(f"| {' − '.join(d.pair)} | {d.score} | {shown_difference(d)} | {d.verdict} |")
     return lines
 
 
