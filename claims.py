@@ -549,7 +549,7 @@ def same_for_all(arms: list[Arm]) -> str:
 
 def introduction() -> str:
     stages = f"five rounds of distill.py with `{VARIANTS['distilled']}`, the embedded translation for guidance by a source"
-    stages += f", and {settings.STORIES.decoder_steps:,} steps before that for a separate decoder"
+    stages += f", and {settings.STORIES.decoder_steps:,} steps before ELF's own for a separate decoder"
     return (
         f"`python claims.py`: variants of the embedded default, each a run of train.py with `{BUDGET}` ({stages}), in "
         f"{len(SEEDS)} seeds, or more with `--seeds`; {SAMPLES:,} samples for each number, of {SDE.steps} steps where no others "
