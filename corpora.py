@@ -35,6 +35,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorc
 SENTINELS = 8
 GRAMMARS = {"stories": STORIES}
 EMBEDDED = {**GRAMMARS, **TASKS}
+WRITTEN = dict(train=100_000, validation=2_000, test=2_000)  # texts of each of these
 FORMAT = 3  # of the files below; another number prepares all corpora anew
 Split = Literal["validation", "test"]
 
@@ -100,8 +101,7 @@ def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path, split: S
     directory = cache / f"rows-{digest([FORMAT, name, layout, identity])}"
     with only_one(directory) as place:
         if place and embedded:
-            sizes = dict(train=100_000, validation=2_000, test=2_000)
-            written = {part: write_embedded(name, n, seed) for seed, (part, n) in enumerate(sizes.items(), 1)}
+            written = {part: write_embedded(name, n, seed) for seed, (part, n) in enumerate(WRITTEN.items(), 1)}
             words = word_tokenizer(text for example in written["train"] for text in example if text)
             prepare(place, {part: lambda told, part=part: written[part] for part in written}, words, layout)
         elif place:

@@ -297,43 +297,24 @@ def parse(args: list[str], description: str) -> TrainConfig:
 LEARNED_WITH_SOURCES = "--embeddings learned: only without sources, which would need embeddings before ELF has learned them"
 
 
+AT_LEAST_1 = "steps batch accumulate length encoder_steps decoder_steps log_every save_every keep sample_steps".split()
+AT_LEAST_0 = "source_length bottleneck num_samples sample_every warmup_steps gamma".split()
+ABOVE_0 = "learning_rate encoder_learning_rate decoder_learning_rate clip t_std p_std noise_scale decode_noise_scale w".split()
+SHARES = "p_decode p_self_cond p_drop ema".split()
+
+
 def check(config: TrainConfig):
     """Refuse what cannot work before anything is written."""
-    for field in (
-        "steps",
-        "batch",
-        "accumulate",
-        "length",
-        "encoder_steps",
-        "decoder_steps",
-        "log_every",
-        "save_every",
-        "keep",
-        "sample_steps",
+    for fields, right, meant in (
+        (AT_LEAST_1, lambda x: x >= 1, "at least 1"),
+        (AT_LEAST_0, lambda x: x >= 0, "at least 0, which is for none"),
+        (ABOVE_0, lambda x: x > 0, "above 0"),
+        (SHARES, lambda x: 0 <= x <= 1, "between 0 and 1"),
+        (["seed"], lambda x: x >= 0, "at least 0"),
     ):
-        if getattr(config, field) < 1:
-            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 1")
-    for field in ("source_length", "bottleneck", "num_samples", "sample_every", "warmup_steps", "gamma"):
-        if getattr(config, field) < 0:
-            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be at least 0, which is for none")
-    for field in (
-        "learning_rate",
-        "encoder_learning_rate",
-        "decoder_learning_rate",
-        "clip",
-        "t_std",
-        "p_std",
-        "noise_scale",
-        "decode_noise_scale",
-        "w",
-    ):
-        if not getattr(config, field) > 0:
-            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be above 0")
-    for field in ("p_decode", "p_self_cond", "p_drop", "ema"):
-        if not 0 <= getattr(config, field) <= 1:
-            raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be between 0 and 1")
-    if config.seed < 0:
-        raise Refused(f"--seed {config.seed}: must be at least 0")
+        for field in fields:
+            if not right(getattr(config, field)):
+                raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be {meant}")
     if not 0 < config.w_min <= config.w_max:
         raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
     if config.decoder == "separate" and config.p_decode:

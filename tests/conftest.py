@@ -37,6 +37,7 @@ import train  # noqa: E402
 from settings import PRESETS  # noqa: E402
 
 mesh.SMALL = 64  # so that the small networks of the tests are split over devices too
+corpora.WRITTEN["train"] = 10_000  # which have all words, and are written sooner
 
 GOLDEN = ROOT / "tests" / "golden"
 

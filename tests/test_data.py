@@ -24,7 +24,7 @@ from corpora import Layout, Rows
 
 def test_rows_are_the_texts_they_came_from(stories):
     assert corpora.texts_of(stories.rows.s[:400], stories.tokenizer) == grammar.write(grammar.STORIES, 400, seed=1)
-    assert stories.counts["train"]["rows"] == len(stories.rows.s) == 100_000
+    assert stories.counts["train"]["rows"] == len(stories.rows.s) == corpora.WRITTEN["train"]
     assert stories.rows.s.dtype == np.uint16 and isinstance(stories.rows.s, np.memmap)
 
 
