@@ -1,74 +1,123 @@
-"""The settings of a run: every one a flag, with the paper's values as defaults, and presets for a choice of model and data."""
+"""The settings of a run, each a flag with the paper's value as default, and presets for model and data."""
 
 import argparse
 import dataclasses
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
 from elf import SIZES
-from errors import Refused
+from runtime.errors import UserError
+
+Grid = Literal["logit-normal", "uniform"]
+Form = Literal["paper", "released"]
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class Sampler:
+    """Settings of a sampler."""
+
+    steps: int
+    """Steps from noise to data."""
+    w: float
+    """Self-conditioning guidance scale."""
+    cfg: float
+    """Guidance scale of the condition, where the data has one."""
+    gamma: float
+    """Noise re-injected at every step; 0 is the ODE."""
+    grid: Grid = "logit-normal"
+    """Times of the steps."""
+    form: Form = "paper"
+    """SDE step and unconditional pass as in the paper or as in the released code."""
+
+
+@dataclass(frozen=True)
+class Common:
+    """The flags most runs need."""
+
     model: str
     """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk-m, desk, tiny)."""
     data: str
-    """Texts: stories, translate, summarize (embedded); owt, de-en, xsum (hub; -t5: as released); or file, directory, hub name."""
-    data_dir: str = ""
-    """Local directory (or file) with the texts of owt, de-en or xsum, where the hub cannot be reached."""
+    """Texts: stories, translate, summarize (embedded); owt, de-en, xsum (hub; -t5: as released); or a
+    file, directory, or hub name."""
+    encoder: str = "t5-small"
+    """Frozen encoder of the clean embeddings: a T5 by name or directory. Or one trained first: scratch is
+    small, scratch-256 has that width, scratch-t5-small has T5-small's shape."""
     name: str = ""
     """Name of the run, which lives in <runs>/<name>; by default data-model."""
-    runs: Path = Path("runs")
-    """Directory of all runs."""
-    cache: Path = Path("cache")
-    """Directory of prepared data and encoders, shared by all runs."""
-
-    encoder: str = "t5-small"
-    """Frozen encoder of the clean embeddings: a T5 by name or directory. Or one that is trained first: scratch is a small one,
-    scratch-256 one of that width, scratch-t5-small one of T5-small's shape."""
-    encoder_steps: int = 5 * 19_017
-    """Optimizer steps of an encoder from scratch."""
-    encoder_learning_rate: float = 1e-3
-    """Its peak learning rate."""
-    tokenizer: str = ""
-    """Tokenizer, by name or directory, if not the encoder's own."""
-    length: int = 1024
-    """Tokens per row."""
-    source_length: int = 0
-    """Of them, the most that the source of a text may take, where the data has sources."""
-    pack: bool = True
-    """Fill every row with texts end to end; otherwise one text a row. Rows with a source are never packed."""
-    embeddings: Literal["encoder", "table", "gaussian", "learned"] = "encoder"
-    """Clean embeddings: the encoder's; those of its table alone; of a random table as large; or of one that ELF learns itself."""
-
-    bottleneck: int = 128
-    """Width of the bottleneck between embeddings and network; 0 for none. The paper compares 32, 128 and 512."""
-    prediction: Literal["x", "v", "eps"] = "x"
-    """What the network predicts: clean embeddings, velocity, or noise."""
-    conditioning: Literal["tokens", "adaln-zero"] = "tokens"
-    """How it is told time, guidance scale and mode: by control tokens, or by modulation of every layer."""
-    decoder: Literal["shared", "separate"] = "shared"
-    """What turns embeddings into tokens: the network itself, or a mirror of the encoder, trained before it."""
-    decoder_steps: int = 3 * 19_017
-    """Optimizer steps of a separate decoder."""
-    decoder_learning_rate: float = 3e-4
-    """Its peak learning rate, for AdamW."""
-
+    mesh: str = "1"
+    """Devices: 64 is 64 data shards; 16x4 is 16 data shards with the weights of each sharded over 4."""
     steps: int = 5 * 19_017
     """Optimizer steps."""
     batch: int = 512
     """Rows per step, over all devices."""
+    learning_rate: float = 0.002
+    """Peak learning rate; by default, AdamW has a twentieth of Muon's, as in the paper."""
+    num_samples: int = 1000
+    """Texts sampled and scored at the end; 0 for none."""
+    seed: int = 0
+    """Seed of all randomness in the run, except for a scratch encoder, which all seeds share."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Texts, rows and embeddings."""
+
+    data_dir: str = ""
+    """Local directory (or file) with the texts of owt, de-en or xsum, where the hub cannot be reached."""
+    tokenizer: str = ""
+    """Tokenizer, by name or directory; by default the encoder's own."""
+    length: int = 1024
+    """Tokens per row."""
+    source_length: int = 0
+    """Largest number of these tokens for the source of a text, where the data has sources."""
+    pack: bool = True
+    """Fill every row with texts end to end; otherwise one text per row.
+
+    Rows with a source are never packed.
+    """
+    embeddings: Literal["encoder", "table", "gaussian", "learned"] = "encoder"
+    """Clean embeddings: of the encoder, of its table alone, of a random table, or of a table ELF learns."""
+    encoder_steps: int = 5 * 19_017
+    """Optimizer steps of a scratch encoder."""
+    encoder_learning_rate: float = 1e-3
+    """Peak learning rate of a scratch encoder."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network and its ablations."""
+
+    bottleneck: int = 128
+    """Width of the bottleneck between embeddings and network; 0 for none.
+
+    The paper compares 32, 128 and 512.
+    """
+    prediction: Literal["x", "v", "eps"] = "x"
+    """Output of the network: clean embeddings, velocity, or noise."""
+    conditioning: Literal["tokens", "adaln-zero"] = "tokens"
+    """Input of time, guidance scale and mode: control tokens, or modulation of every layer."""
+    decoder: Literal["shared", "separate"] = "shared"
+    """Decoder from embeddings to tokens: the network itself, or a mirror of the encoder, trained first."""
+    decoder_steps: int = 3 * 19_017
+    """Optimizer steps of a separate decoder."""
+    decoder_learning_rate: float = 3e-4
+    """Peak learning rate of a separate decoder, for AdamW."""
+    remat: bool = False
+    """Recompute activations in the backward pass to save memory."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Optimizer, noise and the shares of each objective."""
+
     accumulate: int = 1
-    """Parts a batch is worked through in, one after the other, to save memory."""
+    """Parts of a batch, computed one after the other to save memory."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for matrices and Adam for the rest, or AdamW (0.9, 0.95) for all."""
-    learning_rate: float = 0.002
-    """Peak learning rate; if none is given, AdamW has a twentieth of Muon's, as in the paper."""
     warmup_steps: int = 9_508
     """Steps of linear warm-up from zero; in the paper, half an epoch of OpenWebText."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -76,130 +125,188 @@ class TrainConfig:
     clip: float = 1.0
     """Largest global norm of a gradient."""
     ema: float = 0.9999
-    """Decay of the averaged weights, which are the ones sampled from; less where training is shorter than what is averaged."""
-
-    times: Literal["logit-normal", "uniform"] = "logit-normal"
+    """Decay of the EMA weights, which are sampled from; lower where training is shorter than the average."""
+    times: Grid = "logit-normal"
     """Distribution of the time of a denoised row."""
     t_mean: float = -1.5
     """Mean of the logit-normal time of a denoised row, and of the sampling grid."""
     t_std: float = 0.8
-    """Standard deviation of the same."""
+    """Standard deviation of the logit-normal time."""
     noise_scale: float = 2.0
     """Scale of the noise that denoised rows start from."""
     p_mean: float = 0.8
     """Mean of the logit-normal corruption level of a token in decoded rows."""
     p_std: float = 0.8
-    """Standard deviation of the same."""
+    """Standard deviation of the logit-normal corruption level."""
     decode_noise_scale: float = 5.0
-    """Scale of the noise in decoded rows, and of that which a separate decoder learns from; the paper uses 5 on OpenWebText and
-    1 on conditional tasks."""
+    """Scale of the noise in decoded rows and for a separate decoder; in the paper 5 on OWT, 1 on tasks."""
     p_decode: float = 0.2
     """Share of rows that train the decoder (cross-entropy) rather than the denoiser (velocity error)."""
     p_self_cond: float = 0.5
     """Share of denoised rows that see their own first prediction."""
     w_min: float = 0.5
-    """Smallest guidance scale trained on."""
+    """Smallest guidance scale in training."""
     w_max: float = 5.0
-    """Largest guidance scale trained on."""
+    """Largest guidance scale in training."""
     p_drop: float = 0.1
-    """Share of rows that lose their condition, where the data has one."""
+    """Share of rows that drop their condition, where the data has one."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type of training: auto is bfloat16 on TPU and GPU, float32 on CPU.
+
+    State and sampling are float32.
+    """
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Samples shown while training and at the end."""
 
     sample_steps: int = 64
-    """Steps of the sampler behind the samples shown."""
+    """Steps of the sampler."""
     w: float = 1.0
-    """Self-conditioning guidance scale of these samples."""
+    """Self-conditioning guidance scale."""
     cfg: float = 2.0
-    """Guidance scale of their condition, where the data has one."""
+    """Guidance scale of the condition, where the data has one."""
     gamma: float = 1.0
-    """Noise re-injected by their sampler; 0 is the ODE."""
-    grid: Literal["logit-normal", "uniform"] = "logit-normal"
-    """Times of its steps."""
-    num_samples: int = 1000
-    """Texts sampled and scored at the end; 0 for none."""
+    """Noise re-injected at every step; 0 is the ODE."""
+    grid: Grid = "logit-normal"
+    """Times of the sampler's steps."""
+    sample_every: int = 5_000
+    """Steps between samples shown while training; 0 for none."""
 
-    mesh: str = "1"
-    """Devices: 64 is 64 data shards, 16x4 is 16 data shards with the weights of each split over 4."""
+
+@dataclass(frozen=True)
+class Devices:
+    """Processes of a run, and preflight."""
+
     coordinator: str = ""
-    """Address (host:port) of process 0, where JAX cannot find the processes of a run by itself."""
+    """Address (host:port) of process 0, where JAX cannot find the processes by itself."""
     processes: int = 1
     """Number of processes, if a coordinator is given."""
     process_id: int = 0
-    """Which of them this is."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type of training; auto is bfloat16 on TPU and GPU and float32 on CPU. State and sampling are always float32."""
-    remat: bool = False
-    """Recompute activations in the backward pass to save memory."""
-    seed: int = 0
-    """All randomness of the run follows from it, but for that of a scratch encoder, which all seeds share."""
+    """Number of this process, counted from 0."""
+    preflight: str = ""
+    """Do not train: compile the step for an absent TPU, such as v5p:4x4x4, and print its cost."""
+    preflight_json: Path | None = None
+    """File for the numbers of the preflight."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Directories, checkpoints and logs."""
+
+    runs: Path = Path("runs")
+    """Directory of all runs."""
+    cache: Path = Path("cache")
+    """Directory of prepared data and scratch encoders, shared by all runs."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
-    sample_every: int = 5_000
-    """Steps between samples shown while training; 0 for none."""
     save_every: int = 1_000
     """Steps between checkpoints."""
     keep: int = 2
-    """Checkpoints kept."""
-    preflight: str = ""
-    """Do not train: compile the step for a TPU that need not be there, as v5p:4x4x4, and say what it would cost."""
-    preflight_json: Path | None = None
-    """File for the numbers of that."""
+    """Newest checkpoints kept, besides the best one."""
     wandb: str = ""
     """Weights & Biases project to log to (pip install wandb)."""
     tensorboard: bool = False
     """Also log for TensorBoard (pip install tensorboardX)."""
 
-    teacher: tyro.conf.Suppress[str] = ""
-    """What distill.py, which sets these, distilled: a run or released checkpoint."""
-    teacher_steps: tyro.conf.Suppress[int | None] = None
-    """Its steps,"""
-    student_steps: tyro.conf.Suppress[int | None] = None
-    """those of the student,"""
-    start_steps: tyro.conf.Suppress[int | None] = None
-    """and those of the student that it began as, in the directory beside it; none if it began as the teacher."""
-    weights: tyro.conf.Suppress[str] = ""
-    """What tells the weights of the teacher, and of what the student began as, from others."""
+
+@dataclass(frozen=True)
+class Distillation:
+    """What distill.py records of a round; not flags of train.py."""
+
+    teacher: str = ""
+    """Run or released checkpoint that teaches."""
+    teacher_steps: int | None = None
+    """Steps of the teacher from noise to data."""
+    student_steps: int | None = None
+    """Steps of the student from noise to data."""
+    start_steps: int | None = None
+    """Steps of the earlier student this one started from; None if it started from the teacher."""
+    weights: str = ""
+    """Hashes of the weights of the teacher and of the start."""
+
+
+GROUPS = (Common, Data, Network, Training, Sampling, Devices, Output)
+
+
+@dataclass(frozen=True)
+class TrainConfig(Distillation, Output, Devices, Sampling, Training, Network, Data, Common):
+    """All settings of a run, in one flat record; the groups are those of --help."""
 
     @property
     def directory(self) -> Path:
         return self.runs / (self.name or f"{Path(self.data).stem}-{self.model}")
 
     @property
+    def sampler(self) -> Sampler:
+        return Sampler(self.sample_steps, self.w, self.cfg, self.gamma, self.grid)
+
+    @property
     def ema_decay(self) -> float:
-        """An average over more steps than there are would be of what training began with: then it is over a tenth of them, or
-        over half in distillation, which begins with trained weights."""
-        return self.ema if self.steps * (1 - self.ema) > 1 else max(0.0, 1 - (2 if self.teacher else 10) / self.steps)
+        """Decay of the EMA weights. In short trainings they average over a tenth of the steps, so that the
+        initial weights leave no trace; over half in distillation, which starts from trained weights."""
+        if self.steps * (1 - self.ema) > 1:
+            return self.ema
+        return max(0.0, 1 - (2 if self.teacher else 10) / self.steps)
+
+    def as_fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def as_json(self) -> dict[str, Any]:
-        return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
+        return {k: str(v) if isinstance(v, Path) else v for k, v in self.as_fields().items()}
 
 
 def config_from(values: dict[str, Any]) -> TrainConfig:
-    """The configuration that `as_json` wrote."""
+    """Read the config that `as_json` wrote."""
     paths = {f.name for f in dataclasses.fields(TrainConfig) if f.type is Path}
     return TrainConfig(**{k: Path(v) if k in paths else v for k, v in values.items()})
 
 
-# Fields that may change when a run is continued: they do not change what is computed.
-FREE = {"data_dir", "name", "runs", "cache", "mesh", "coordinator", "processes", "process_id", "remat"}
-FREE |= {"num_samples", "sample_steps", "w"}
-FREE |= {"cfg", "gamma", "grid", "preflight", "preflight_json", "log_every", "sample_every", "save_every", "keep"}
-FREE |= {"wandb", "tensorboard", "decoder_steps", "decoder_learning_rate"}  # of the last two, the decoder's own run tells
+# Fields that may change when a run is resumed: they do not change what is computed.
+FREE = {
+    "data_dir",
+    "name",
+    "runs",
+    "cache",
+    "mesh",
+    "coordinator",
+    "processes",
+    "process_id",
+    "remat",
+    "num_samples",
+}
+FREE |= {
+    "sample_steps",
+    "w",
+    "cfg",
+    "gamma",
+    "grid",
+    "sample_every",
+    "preflight",
+    "preflight_json",
+    "log_every",
+}
+FREE |= {"save_every", "keep", "wandb", "tensorboard"}
+FREE |= {"decoder_steps", "decoder_learning_rate"}  # checked in the decoder's own run
 
 OWT_ROWS = 19_017 * 512
 OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
 OWT = TrainConfig(model="elf-b", data="owt")
 # Translation and summarization, with the sampler of the paper's Table 1.
-CONDITIONAL = replace(OWT, pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000)
+CONDITIONAL = replace(
+    OWT, pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000
+)
 
 
 def for_epochs(epoch: int) -> dict[str, int]:
-    """Steps of all that is trained, from those of an epoch."""
+    """Steps of ELF, scratch encoder and separate decoder, from the steps of an epoch."""
     return dict(steps=100 * epoch, encoder_steps=5 * epoch, decoder_steps=3 * epoch)
 
 
 DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, **for_epochs(8_806))
 XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, **for_epochs(398))
-# What runs on the cores of a desk, in minutes.
+# For the cores of a desk, in minutes.
 STORIES = TrainConfig(
     model="desk",
     data="stories",
@@ -223,7 +330,7 @@ STORIES = TrainConfig(
     sample_every=400,
     save_every=400,
 )
-# With much noise, little can be guessed from it and all has to be learned from the source.
+# With much noise, little can be guessed from the noisy text: the answer has to be learned from the source.
 TRANSLATE = replace(
     STORIES,
     data="translate",
@@ -239,8 +346,10 @@ TRANSLATE = replace(
 SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, steps=2_000)
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
-# Texts of one's own, with sources or without, with a network for a TPU and for a desk.
-OWN = replace(OWT, length=128, source_length=64, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0, gamma=0.0)
+# One's own texts, with or without sources: for a TPU and for a desk.
+OWN = replace(
+    OWT, length=128, source_length=64, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0, gamma=0.0
+)
 OWN_AT_A_DESK = replace(
     OWN,
     encoder_steps=2_000,
@@ -258,87 +367,127 @@ OWN_AT_A_DESK = replace(
     sample_every=500,
     save_every=200,
 )
-ADAMW_RATE = 0.05  # of Muon's: the paper found 1e-4 and 2e-3 the best
+ADAMW_RATE = 0.05  # relative to Muon's: the paper found 1e-4 and 2e-3 best
 
 
-def preset(model: str | None, corpus: str | None, optimizer: str | None = None, decoder: str | None = None) -> TrainConfig:
-    """The settings that a choice of model and data stands for. A paper size alone means the paper's OpenWebText run.
+def preset(
+    model: str | None, corpus: str | None, optimizer: str | None = None, decoder: str | None = None
+) -> TrainConfig:
+    """Choose the defaults for a model and data. A paper size alone is the paper's OpenWebText run.
 
-    Another optimizer brings another learning rate, and with a decoder of its own no row of ELF's decodes.
+    AdamW has a lower learning rate, and with a separate decoder no row of ELF's decodes.
     """
     corpus = corpus or ("owt" if model in OWT_EPOCHS else "stories")
     if model and model not in SIZES:
-        raise Refused(f"--model {model}: unknown; known are {', '.join(SIZES)}")
+        raise UserError(f"--model {model}: unknown; choose {', '.join(SIZES)}")
     own = OWN if model in OWT_EPOCHS else replace(OWN_AT_A_DESK, model="desk")
     chosen = PRESETS.get(corpus, own)
     model = model or chosen.model
     steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus in ("owt", "owt-t5") else chosen.steps
     chosen = replace(chosen, data=corpus, model=model, steps=steps)
-    chosen = replace(chosen, learning_rate=ADAMW_RATE * chosen.learning_rate) if optimizer == "adamw" else chosen
+    chosen = (
+        replace(chosen, learning_rate=ADAMW_RATE * chosen.learning_rate) if optimizer == "adamw" else chosen
+    )
     return replace(chosen, p_decode=0.0) if decoder == "separate" else chosen
 
 
 def parse(args: list[str], description: str) -> TrainConfig:
-    """Flags over the preset that the first four name; --help shows the defaults of that preset.
+    """Parse flags over the preset that model, data, optimizer and decoder choose; --help shows its defaults.
 
-    Where only the steps are fewer than the preset's, no more than a tenth of them is warm-up.
+    Where only the steps are fewer than the preset's, at most a tenth of them is warm-up.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--model", "--data", "--optimizer", "--decoder"):
         first.add_argument(flag)
     chosen, _ = first.parse_known_args(args)
     default = preset(chosen.model, chosen.data, chosen.optimizer, chosen.decoder)
-    config = tyro.cli(TrainConfig, default=default, description=description, args=args)
+    values = default.as_fields()
+    groups = {
+        g.__name__.lower(): g(**{f.name: values[f.name] for f in dataclasses.fields(g)}) for g in GROUPS
+    }
+    flags = make_dataclass("Flags", [(name, type(group)) for name, group in groups.items()])
+    parsed = tyro.cli(
+        tyro.conf.OmitArgPrefixes[flags], default=flags(**groups), description=description, args=args
+    )
+    config = replace(default, **{k: v for group in vars(parsed).values() for k, v in vars(group).items()})
     if config.steps < default.steps and config.warmup_steps == default.warmup_steps:
         return replace(config, warmup_steps=min(config.warmup_steps, config.steps // 10))
     return config
 
 
-LEARNED_WITH_SOURCES = "--embeddings learned: only without sources, which would need embeddings before ELF has learned them"
+# Rules
 
 
-AT_LEAST_1 = "steps batch accumulate length encoder_steps decoder_steps log_every save_every keep sample_steps".split()
-AT_LEAST_0 = "source_length bottleneck num_samples sample_every warmup_steps gamma".split()
-ABOVE_0 = "learning_rate encoder_learning_rate decoder_learning_rate clip t_std p_std noise_scale decode_noise_scale w".split()
-SHARES = "p_decode p_self_cond p_drop ema".split()
+def rule(fields: str, holds, meaning: str) -> list[tuple]:
+    return [(field, holds, meaning) for field in fields.split()]
+
+
+RANGES = [
+    *rule("steps batch accumulate length encoder_steps decoder_steps", lambda x: x >= 1, "at least 1"),
+    *rule("log_every save_every keep sample_steps", lambda x: x >= 1, "at least 1"),
+    *rule("source_length bottleneck num_samples sample_every", lambda x: x >= 0, "at least 0 (none)"),
+    *rule("warmup_steps gamma seed", lambda x: x >= 0, "at least 0"),
+    *rule("learning_rate encoder_learning_rate decoder_learning_rate clip", lambda x: x > 0, "above 0"),
+    *rule("t_std p_std noise_scale decode_noise_scale w", lambda x: x > 0, "above 0"),
+    *rule("p_decode p_self_cond p_drop ema", lambda x: 0 <= x <= 1, "between 0 and 1"),
+]
+LEARNED_WITH_SOURCES = "--embeddings learned: not for data with sources, which need embeddings from the start"
+WRONG = [  # what makes a config wrong, and the message
+    (
+        lambda c: not 0 < c.w_min <= c.w_max,
+        "--w-min {c.w_min} --w-max {c.w_max}: must be above 0, the smaller first",
+    ),
+    (
+        lambda c: c.decoder == "separate" and c.p_decode,
+        "--p-decode {c.p_decode}: must be 0 with --decoder separate",
+    ),
+    (
+        lambda c: c.decoder == "shared" and not 0 < c.p_decode < 1,
+        "--p-decode {c.p_decode}: must be above 0 and below 1, for both branches to train",
+    ),
+    (
+        lambda c: c.embeddings == "learned" and c.data in PRESETS and PRESETS[c.data].source_length,
+        LEARNED_WITH_SOURCES,
+    ),
+    (
+        lambda c: c.decoder == "separate" and c.embeddings != "encoder",
+        "--decoder separate: mirrors an encoder, so not with --embeddings {c.embeddings}",
+    ),
+    (
+        lambda c: (
+            c.preflight and (c.embeddings, c.decoder, c.conditioning) != ("encoder", "shared", "tokens")
+        ),
+        "--preflight: only with --embeddings encoder, --decoder shared and --conditioning tokens",
+    ),
+    (
+        lambda c: c.data_dir and not Path(c.data_dir).exists(),
+        "--data-dir {c.data_dir}: no such directory or file",
+    ),
+    (
+        lambda c: Path(c.name).is_absolute(),
+        "--name {c.name}: give a name inside --runs, not an absolute path",
+    ),
+    (lambda c: c.batch % c.accumulate, "--accumulate {c.accumulate}: does not divide --batch {c.batch}"),
+    (lambda c: c.warmup_steps >= c.steps, "--warmup-steps {c.warmup_steps}: must be below --steps {c.steps}"),
+    (
+        lambda c: c.processes > 1 and not c.coordinator,
+        "--processes {c.processes}: needs a --coordinator, such as host0:12355",
+    ),
+    (
+        lambda c: not 0 <= c.process_id < c.processes,
+        "--process-id {c.process_id}: must be below --processes {c.processes}, counted from 0",
+    ),
+]
 
 
 def check(config: TrainConfig):
-    """Refuse what cannot work before anything is written."""
-    for fields, right, meant in (
-        (AT_LEAST_1, lambda x: x >= 1, "at least 1"),
-        (AT_LEAST_0, lambda x: x >= 0, "at least 0, which is for none"),
-        (ABOVE_0, lambda x: x > 0, "above 0"),
-        (SHARES, lambda x: 0 <= x <= 1, "between 0 and 1"),
-        (["seed"], lambda x: x >= 0, "at least 0"),
-    ):
-        for field in fields:
-            if not right(getattr(config, field)):
-                raise Refused(f"--{field.replace('_', '-')} {getattr(config, field)}: must be {meant}")
-    if not 0 < config.w_min <= config.w_max:
-        raise Refused(f"--w-min {config.w_min} --w-max {config.w_max}: guidance scales must be positive, the smaller first")
-    if config.decoder == "separate" and config.p_decode:
-        raise Refused(f"--p-decode {config.p_decode}: must be 0 with --decoder separate, which decodes instead")
-    if config.decoder == "shared" and not 0 < config.p_decode < 1:
-        raise Refused(f"--p-decode {config.p_decode}: must be above 0 and below 1, as rows learn to decode and to denoise")
-    if config.embeddings == "learned" and config.data in PRESETS and PRESETS[config.data].source_length:
-        raise Refused(LEARNED_WITH_SOURCES)
-    if config.decoder == "separate" and config.embeddings != "encoder":
-        raise Refused(f"--embeddings {config.embeddings} --decoder separate: the decoder mirrors an encoder")
-    if config.preflight and (config.embeddings, config.decoder, config.conditioning) != ("encoder", "shared", "tokens"):
-        raise Refused("--preflight: only for embeddings from an encoder, a decoder shared with the network, and control tokens")
-    if config.data_dir and not Path(config.data_dir).exists():
-        raise Refused(f"--data-dir {config.data_dir}: no such directory or file")
-    if Path(config.name).is_absolute():
-        raise Refused(f"--name {config.name}: a name inside the directory that --runs gives, not a path of its own")
-    if config.batch % config.accumulate:
-        raise Refused(f"--accumulate {config.accumulate} does not divide --batch {config.batch}")
-    if config.warmup_steps >= config.steps:
-        raise Refused(f"--warmup-steps {config.warmup_steps} leaves nothing of --steps {config.steps}: lower it")
-    if config.processes > 1 and not config.coordinator:
-        raise Refused(f"--processes {config.processes}: they find each other through a --coordinator, as host0:12355")
-    if not 0 <= config.process_id < config.processes:
-        raise Refused(f"--process-id {config.process_id}: must be one of the {config.processes} --processes, counted from 0")
+    """Raise a UserError for settings that cannot work, before anything is written."""
+    for field, holds, meaning in RANGES:
+        if not holds(getattr(config, field)):
+            raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)}: must be {meaning}")
+    for wrong, message in WRONG:
+        if wrong(config):
+            raise UserError(message.format(c=config))
     for flag, package in ((config.wandb, "wandb"), (config.tensorboard, "tensorboardX")):
         if flag and importlib.util.find_spec(package) is None:
-            raise Refused(f"logging to {package} was asked for and it is not installed: pip install {package}")
+            raise UserError(f"logging to {package}: not installed; pip install {package}")

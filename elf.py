@@ -6,8 +6,9 @@ A sequence of L embeddings of width E goes in, alone or with a batch axis before
     x_hat  = model.denoise(z, x_prev, t, w)   # clean-embedding prediction, any t
     logits = model.decode(z, w)               # tokens, at t = 1
 
-The two modes share every weight but the head. Underneath them, `trunk` takes the mode as a number, so a batch may mix both.
-Parameters may be float32 or bfloat16: activations follow them; norms and softmax compute in float32, and heads return it.
+The two modes share every weight but the head. Underneath them, `trunk` takes the mode as a number, so a batch
+may mix both. Parameters may be float32 or bfloat16: activations follow them; norms and softmax compute in
+float32, and heads return it.
 """
 
 from functools import partial
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from attention import attend
+from runtime.attention import attend
 
 SIZES = {
     "elf-b": dict(depth=12, width=768, heads=12),
@@ -30,8 +31,9 @@ SIZES = {
 }
 CONTROL_TOKENS = 4  # of each kind: time, guidance scale, mode
 DENOISE, DECODE = 0.0, 1.0
-# What the head may predict, and the x that follows: z = t x + (1 - t) e with scaled noise e, and v = x - e. The paper does not
-# tell what keeps x finite at t = 0 where e is predicted; here t is clipped as 1 - t is in losses.py.
+# Outputs of the head, and the x that follows: z = t x + (1 - t) e with scaled noise e, and v = x - e. The
+# paper does not
+# say how x stays finite at t = 0 if e is predicted; here t is clipped as 1 - t is in losses.py.
 PREDICTIONS = {
     "x": lambda x, z, t: x,
     "v": lambda v, z, t: z + (1 - t) * v,
@@ -47,7 +49,9 @@ class Linear(eqx.Module):
     weight: Float[Array, "n_in n_out"]
     bias: Float[Array, " n_out"] | None
 
-    def __init__(self, n_in: int, n_out: int, *, bias: bool = True, std: float | None = None, key: PRNGKeyArray):
+    def __init__(
+        self, n_in: int, n_out: int, *, bias: bool = True, std: float | None = None, key: PRNGKeyArray
+    ):
         init = jax.nn.initializers.glorot_uniform() if std is None else jax.nn.initializers.normal(std)
         self.weight = init(key, (n_in, n_out))
         self.bias = jnp.zeros(n_out) if bias else None
@@ -58,11 +62,12 @@ class Linear(eqx.Module):
 
 
 def flat_matmul(h: Float[Array, "*n n_in"], weight: Float[Array, "n_in n_out"]) -> Float[Array, "*n n_out"]:
-    """One matrix product, and so is its gradient: faster on CPU. On TPU the reshape would copy where 8 does not divide T."""
+    """Multiply as one matrix product, also in the gradient: faster on CPU. On TPU the reshape would copy
+    where 8 does not divide T."""
     return (h.reshape(-1, h.shape[-1]) @ weight).reshape(*h.shape[:-1], weight.shape[1])
 
 
-# Cheap functions that the backward pass works out again from their inputs, rather than keep what they computed on the way.
+# Cheap functions that the backward pass recomputes from their inputs rather than keep intermediate results.
 recomputed = partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -83,7 +88,8 @@ class RMSNorm(eqx.Module):
 def normed_product(
     norm: eqx.Module, layer: Linear, h: Float[Array, "*lead n"], parts: int
 ) -> tuple[Float[Array, "*lead part"], ...]:
-    """layer(norm(h)), cut into equal parts: one product on CPU, one for each part elsewhere, where cutting would copy."""
+    """Compute layer(norm(h)) in equal parts: one product on CPU, one per part elsewhere, where cutting would
+    copy."""
 
     def cut(whole):
         return tuple(jnp.split(whole, parts, axis=-1))
@@ -92,7 +98,9 @@ def normed_product(
         return cut(layer(h))
 
     def product_each(h, layer):
-        return tuple(h @ weight + bias for weight, bias in zip(cut(layer.weight), cut(layer.bias), strict=True))
+        return tuple(
+            h @ weight + bias for weight, bias in zip(cut(layer.weight), cut(layer.bias), strict=True)
+        )
 
     return jax.lax.platform_dependent(norm(h), layer, cpu=one_product, default=product_each)
 
@@ -125,7 +133,10 @@ def rope_angles(length: int, head_dim: int, control: int) -> Rope:
 
 
 def rotate(q: Float[Array, "*n T d"], rope: Rope) -> Float[Array, "*n T d"]:
-    """RoPE on the pairs (i, i + d/2). Released code pairs neighbours: the same up to the order of channels, but slower."""
+    """Apply RoPE to the pairs (i, i + d/2).
+
+    Released code pairs neighbours: equal up to the order of channels, slower.
+    """
     cos, sin = (r.astype(q.dtype) for r in rope)
     a, b = jnp.split(q, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -175,7 +186,9 @@ class SwiGLU(eqx.Module):
 
 
 @recomputed
-def gated(gate: Float[Array, "*n T inner"], up: Float[Array, "*n T inner"], down: Linear) -> Float[Array, "*n T D"]:
+def gated(
+    gate: Float[Array, "*n T inner"], up: Float[Array, "*n T inner"], down: Linear
+) -> Float[Array, "*n T D"]:
     return down(jax.nn.silu(gate) * up)
 
 
@@ -224,11 +237,14 @@ class ELF(eqx.Module):
         remat: bool = False,
         key: PRNGKeyArray,
     ):
-        """A bottleneck of 0 is none. `unroll` layers are written out in each round of the loop over them: to write out all pays
-        on CPU, but compiles slowly. `remat` trades time for memory."""
+        """Make a network; a bottleneck of 0 is none. `unroll` layers are unrolled in each round of the
+        loop over them: to unroll all is faster on CPU, but compiles slowly. `remat` trades time for
+        memory."""
         keys = jax.random.split(key, 10)
         self.self_cond = Linear(2 * embedding, embedding, key=keys[0])
-        self.squeeze = Linear(embedding, bottleneck, bias=False, key=keys[1]) if bottleneck else eqx.nn.Identity()
+        self.squeeze = (
+            Linear(embedding, bottleneck, bias=False, key=keys[1]) if bottleneck else eqx.nn.Identity()
+        )
         self.expand = Linear(bottleneck or embedding, width, key=keys[2])
         self.time = ScalarTokens(width, key=keys[3])
         self.guidance = ScalarTokens(width, key=keys[4])
@@ -262,17 +278,26 @@ class ELF(eqx.Module):
         h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.unroll)
         return h[..., 3 * CONTROL_TOKENS :, :]
 
-    def predict(self, h: Float[Array, "*n L D"], z: Float[Array, "*n L E"], t: Float[Array, "*n"]) -> Float[Array, "*n L E"]:
+    def predict(
+        self, h: Float[Array, "*n L D"], z: Float[Array, "*n L E"], t: Float[Array, "*n"]
+    ) -> Float[Array, "*n L E"]:
         """Hidden states at z and t to the clean-embedding prediction x_hat."""
         predicted = self.x_head(self.x_norm(h)).astype(jnp.float32)
         return PREDICTIONS[self.prediction](predicted, z, t[..., None, None])
 
     def logits(self, h: Float[Array, "*n L D"]) -> Float[Array, "*n L V"]:
-        """Hidden states to token logits. Released heads are two layers; the paper writes them as one matrix W."""
+        """Hidden states to token logits.
+
+        Released heads are two layers; the paper writes them as one matrix W.
+        """
         return self.unembed(jax.nn.gelu(self.decode_head(h))).astype(jnp.float32)
 
     def denoise(
-        self, z: Float[Array, "*n L E"], x_prev: Float[Array, "*n L E"], t: Float[Array, "*n"], w: Float[Array, "*n"]
+        self,
+        z: Float[Array, "*n L E"],
+        x_prev: Float[Array, "*n L E"],
+        t: Float[Array, "*n"],
+        w: Float[Array, "*n"],
     ) -> Float[Array, "*n L E"]:
         return self.predict(self.trunk(z, x_prev, t, w, jnp.full_like(t, DENOISE)), z, t)
 

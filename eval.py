@@ -1,89 +1,86 @@
 """Measure ELF, and show what it does.
 
-    python eval.py samples --run runs/stories-desk --w 2         sample texts, score them, write them and a page to read them
-    python eval.py table system --run RUN                        a table of the paper, our numbers beside the paper's
-    python eval.py figure guidance --run RUN                     a figure of the paper
-    python eval.py trajectory --run RUN                          texts on their way from noise, as a page with a slider
-    python eval.py compare RUN RUN …                             runs side by side
-    python eval.py speed --model desk                            seconds, tokens/s and memory of a size on this machine
+    python eval.py samples --run runs/stories-desk --w 2         sample texts, score them, write them and a
+    page to read them python eval.py table system --run RUN                        a table of the paper, our
+    numbers beside the paper's python eval.py figure guidance --run RUN                     a figure of the
+    paper python eval.py trajectory --run RUN                          texts on their way from noise, as a
+    page with a slider python eval.py compare RUN RUN …                             runs side by side python
+    eval.py claims                                        the paper's claims, checked at a desk python eval.py
+    speed --model desk                            seconds, tokens/s and memory of a size on this machine
 
-A run is a directory of train.py, or a released checkpoint: a name on the hub (embedded-language-flows/ELF-B-owt) or a local copy.
-What is measured is kept with the run, so an interrupted table continues.
+A run is a directory of train.py, or a released checkpoint: a name on the hub
+(embedded-language-flows/ELF-B-owt) or a local copy. Measurements are kept with the run, so an interrupted
+table resumes.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import jax
 import tyro
 
-import figures
-import generate
-import judges
-import pages
-import runs
-import tables
 import train
-import trained
-from errors import Refused, one_line
-from figures import FIGURES
-from generate import Asked, Form, Sampler
-from measure import Bench, bench_for, measure
-from mesh import make_mesh
-from speed import Speed
-from tables import TABLES
+from config import Form, Grid, Sampler, TrainConfig
+from corpora.rows import Split
+from report import figures, judges, pages, tables, texts
+from report.claims import Claims
+from report.texts import Bench, bench_for, measure
+from runtime.checkpoints import Trained, load
+from runtime.errors import UserError, one_line_errors
+from runtime.files import write_file
+from runtime.mesh import make_mesh, restart_with_huge_pages
+from runtime.speed import Speed
 
 
 @dataclass(frozen=True)
-class OfRun:
-    """What has to be told of runs and released checkpoints."""
+class RunOptions:
+    """Options of every command that loads a run."""
 
     data: str = ""
-    """What a released checkpoint was trained on (owt, de-en, xsum), if its name does not tell."""
+    """Training data of a released checkpoint (owt, de-en, xsum), if its name does not say."""
     data_dir: str = ""
-    """Local directory with these texts, where the hub cannot be reached."""
+    """Local directory with the texts, where the hub cannot be reached."""
     encoder: str = ""
-    """T5 directory with encoder and tokenizer for a released checkpoint, if not t5-small from the hub."""
-    split: Literal["validation", "test"] = "validation"
-    """Whose sources are answered, and whose texts samples are held against."""
+    """T5 directory with encoder and tokenizer for a released checkpoint; by default t5-small from the hub."""
+    split: Split = "validation"
+    """Split of the sources to answer and of the texts to compare with."""
     checkpoint: Literal["latest", "best"] = "latest"
-    """Which of a run: the last one saved, or the one with the least loss on held-out rows."""
+    """Checkpoint of a run: the last one, or the one with the smallest loss on held-out rows."""
     mesh: str = "1"
-    """Devices that share the work, as in train.py."""
+    """Devices: 64 is 64 data shards; 16x4 is 16 data shards with the weights of each sharded over 4."""
 
-    def load(self, run: str) -> trained.Trained:
-        return trained.load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.data_dir, self.encoder)
+    def load(self, run: str) -> Trained:
+        return load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.data_dir, self.encoder)
 
 
 @dataclass(frozen=True)
-class OfRuns(OfRun):
-    """What all measurements of runs are told."""
+class MeasureOptions(RunOptions):
+    """Options of every command that scores samples."""
 
     num_samples: int | None = None
-    """Texts for each measurement, by default as many as the run says; with sources, answers to at most that many."""
+    """Texts for each measurement, by default as in the run; with sources, at most as many as there are."""
     judge: str = ""
-    """A GPT-2 by name or directory, for perplexities, or none; by default a grammar's own exact likelihood, or gpt2-large."""
+    """A GPT-2 by name or directory, or none; by default a grammar's exact likelihood, or else gpt2-large."""
 
     def benches(self, names: Sequence[str], form: Form) -> list[Bench]:
         if not names:
-            raise Refused("give at least one run: the directory of one, or a released checkpoint")
+            raise UserError("give at least one run: the directory of one, or a released checkpoint")
         return [self.bench(run, form) for run in names]
 
     def bench(self, run: str, form: Form = "paper") -> Bench:
-        mesh = make_mesh(self.mesh, 0)
-        found = bench_for(self.load(run), mesh, self.num_samples, self.judge, self.split, form)
-        if found.n < 1:
-            raise Refused(f"--num-samples {found.n}: must be at least 1")
-        return found
+        bench = bench_for(self.load(run), self.num_samples, self.judge, self.split, form)
+        if bench.n < 1:
+            raise UserError(f"--num-samples {bench.n}: must be at least 1")
+        return bench
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to sample; by default as the run says."""
+class SamplerOptions:
+    """Settings of the sampler; by default as in the run."""
 
     steps: int | None = None
     """Steps from noise to data."""
@@ -93,182 +90,199 @@ class Settings:
     """Guidance scale of the condition, where the data has one."""
     gamma: float | None = None
     """Noise re-injected at every step; 0 is the ODE."""
-    grid: Literal["logit-normal", "uniform"] | None = None
+    grid: Grid | None = None
     """Times of the steps."""
     form: Form = "paper"
-    """Whose SDE step, and whose unguided pass where a condition guides."""
+    """SDE step and unconditional pass as in the paper or as in the released code."""
 
-    def sampler(self, config: train.TrainConfig) -> Sampler:
-        chosen = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        sampler = dataclasses.replace(generate.sampler_of(config), **chosen)
+    def sampler(self, config: TrainConfig) -> Sampler:
+        changes = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        sampler = dataclasses.replace(config.sampler, **changes)
         if sampler.steps < 1:
-            raise Refused(f"--steps {sampler.steps}: must be at least 1")
-        if sampler.gamma < 0 or not sampler.w > 0:
-            raise Refused(f"--gamma {sampler.gamma} --w {sampler.w}: γ must be at least 0, which is the ODE, and w above 0")
+            raise UserError(f"--steps {sampler.steps}: must be at least 1")
+        if sampler.gamma < 0:
+            raise UserError(f"--gamma {sampler.gamma}: must be at least 0, which is the ODE")
+        if not sampler.w > 0:
+            raise UserError(f"--w {sampler.w}: must be above 0")
         return sampler
 
 
-def told(sampler: Sampler, asked: Asked | None) -> dict[str, str | float]:
-    """The settings that matter: without sources, nothing is guided by them."""
-    return {k: v for k, v in dataclasses.asdict(sampler).items() if asked or k != "cfg"}
+def settings_of(sampler: Sampler, conditions) -> dict[str, str | float]:
+    """List the settings of a sampler, without cfg where there is no condition."""
+    return {k: v for k, v in dataclasses.asdict(sampler).items() if conditions or k != "cfg"}
 
 
 Flat = tyro.conf.OmitArgPrefixes
+Run = Annotated[str, tyro.conf.arg(help="Directory of a run, or a released checkpoint.")]
+Runs = Annotated[tuple[str, ...], tyro.conf.arg(help="Directories of runs, or released checkpoints.")]
+Seed = Annotated[int, tyro.conf.arg(help="Random seed of the noise.")]
+Seeds = Annotated[
+    tuple[int, ...], tyro.conf.arg(help="Random seeds of the noise; by default 0, and for `system` 0 to 5.")
+]
 
 
 @dataclass(frozen=True)
-class Samples(OfRuns):
-    """Sample texts from a run, print what they are worth, and write them as JSON lines and as a page."""
+class Samples(MeasureOptions):
+    """Sample texts from a run, print their scores, and write them as JSON lines and as a page."""
 
-    run: str = tyro.MISSING
-    """Directory of a run, or a released checkpoint."""
-    how: Flat[Settings] = Settings()
-    seed: int = 0
-    """Of the noise."""
+    run: Run = tyro.MISSING
+    sampling: Flat[SamplerOptions] = SamplerOptions()
+    seed: Seed = 0
     out: Path | None = None
-    """File to write (.jsonl, and .html beside it); by default samples/ in the run."""
+    """File to write (.jsonl, and .html beside it); by default in samples/ of the run."""
 
     def __call__(self):
         if self.out and self.out.suffix != ".jsonl":
-            raise Refused(f"--out {self.out}: give a name that ends in .jsonl; the page is written beside it")
+            raise UserError(
+                f"--out {self.out}: give a name that ends in .jsonl; the page is written beside it"
+            )
         bench = self.bench(self.run)
-        sampler = self.how.sampler(bench.trained.config)
-        texts, scores, each = measure(bench, sampler, self.seed)
-        settings = told(sampler, bench.asked) | dict(seed=self.seed, checkpoint=self.checkpoint, split=self.split)
-        named = settings | dict(n=len(texts)) | (dict(judge=Path(self.judge).name) if self.judge else {})
+        sampler = self.sampling.sampler(bench.trained.config)
+        sampled, scores, each = measure(bench, sampler, self.seed)
+        settings = settings_of(sampler, bench.conditions)
+        settings |= dict(seed=self.seed, checkpoint=self.checkpoint, split=self.split)
+        named = settings | dict(n=len(sampled)) | (dict(judge=Path(self.judge).name) if self.judge else {})
         name = "-".join(f"{k}={v}" for k, v in named.items())
         out = self.out or bench.trained.directory / "samples" / f"{name}.jsonl"
-        report = judges.report(bench.judge, bench.corpus, texts, scores)
+        report = judges.report(bench.judge, bench.corpus, sampled, scores)
         about = ", ".join(f"{k} {v}" for k, v in settings.items())
-        records = generate.as_records(bench.corpus, texts)
-        finite = [score if math.isfinite(score) else None for score in each]  # JSON has no infinity.
-        runs.write_texts(out, [record | {bench.judge.each: score} for record, score in zip(records, finite, strict=True)])
-        shown = [pages.Sample(r["text"], s, r.get("source"), r.get("reference")) for r, s in zip(records, each, strict=True)]
-        title, page = f"{len(texts):,} samples of {bench.trained.name}", out.with_suffix(".html")
-        runs.write_whole(page, pages.samples_page(title, about, report, shown, bench.judge.each, bench.judge.low_is_good))
-        print(f"{report}\n\n{judges.some_texts(bench.corpus, texts)}\n\n{about}\n{out}\n{page}")
+        records = texts.as_records(bench.corpus, sampled)
+        finite = [score if math.isfinite(score) else None for score in each]  # JSON has no infinity
+        texts.write_texts(
+            out, [r | {bench.judge.each: score} for r, score in zip(records, finite, strict=True)]
+        )
+        shown = [
+            pages.Sample(r["text"], s, r.get("source"), r.get("reference"))
+            for r, s in zip(records, each, strict=True)
+        ]
+        title, page = f"{len(sampled):,} samples of {bench.trained.name}", out.with_suffix(".html")
+        order = bench.judge.each, bench.judge.low_is_good
+        write_file(page, pages.samples_page(title, about, report, shown, *order))
+        print(f"{report}\n\n{judges.some_texts(bench.corpus, sampled)}\n\n{about}\n{out}\n{page}")
 
 
 @dataclass(frozen=True)
-class TableCommand(OfRuns):
-    """A table of the paper: our numbers beside the paper's. Runs are columns (rows for rounds, downstream and tokens)."""
+class Table(MeasureOptions):
+    """A table of the paper: our numbers beside the paper's.
 
-    name: tyro.conf.Positional[Literal["system", "scaling", "few-step", "rounds", "downstream", "tokens"]] = tyro.MISSING
-    """Which: Tables 9, 10, 4, 5, 1 and 8 of the paper."""
-    run: tuple[str, ...] = tyro.MISSING
-    """Directories of runs, or released checkpoints."""
-    seeds: tuple[int, ...] = ()
-    """Of the noise; by default 0, and 0 to 5 for system as in the paper."""
+    Runs are columns (rows for rounds, downstream, tokens).
+    """
+
+    name: tyro.conf.Positional[Literal["system", "scaling", "few-step", "rounds", "downstream", "tokens"]] = (
+        tyro.MISSING
+    )
+    """Tables 9, 10, 4, 5, 1 and 8 of the paper."""
+    run: Runs = tyro.MISSING
+    seeds: Seeds = ()
     out: Path | None = None
     """Files to write, without their ending; by default tables/NAME in the first run."""
     form: Form = "paper"
-    """Whose SDE step, and whose unguided pass where a condition guides."""
+    """SDE step and unconditional pass as in the paper or as in the released code."""
 
     def __call__(self):
         if self.name == "tokens" and self.run:
-            found = [self.load(run) for run in self.run]
-            return tables.write(tables.tokens(found), self.out or found[0].directory / "tables" / self.name)
-        benches = self.benches(self.run, self.form)
-        tables.write(TABLES[self.name](benches, self.seeds), self.out or benches[0].trained.directory / "tables" / self.name)
-
-
-Figures = Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off", "few-step"]
+            runs = [self.load(run) for run in self.run]
+            table, directory = tables.tokens(runs), runs[0].directory
+        else:
+            benches = self.benches(self.run, self.form)
+            table, directory = tables.TABLES[self.name](benches, self.seeds), benches[0].trained.directory
+        tables.write(table, self.out or directory / "tables" / self.name)
 
 
 @dataclass(frozen=True)
-class FigureCommand(OfRuns):
+class Figure(MeasureOptions):
     """A figure of the paper, drawn from our runs, with the paper's points where it prints them."""
 
-    name: tyro.conf.Positional[Figures] = tyro.MISSING
-    """Which: Figures 4 and 6, 5c, 16a, 16b, 17, 7 and 9c, and 9a of the paper."""
-    run: tuple[str, ...] = tyro.MISSING
-    """Directories of runs, or released checkpoints."""
-    seeds: tuple[int, ...] = (0,)
-    """Of the noise."""
+    name: tyro.conf.Positional[
+        Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off", "few-step"]
+    ] = tyro.MISSING
+    """Figures 4 and 6, 5c, 16a, 16b, 17, 7 and 9c, and 9a of the paper."""
+    run: Runs = tyro.MISSING
+    seeds: Seeds = (0,)
     out: Path | None = None
     """Files to write, without their ending; by default figures/NAME in the first run."""
     form: Form = "paper"
-    """Whose SDE step, and whose unguided pass where a condition guides."""
+    """SDE step and unconditional pass as in the paper or as in the released code."""
 
     def __call__(self):
         benches = self.benches(self.run, self.form)
-        figure = FIGURES[self.name](benches, self.seeds or (0,))
-        out = self.out or benches[0].trained.directory / "figures" / self.name
-        figures.write(figure, out)
+        figure = figures.FIGURES[self.name](benches, self.seeds or (0,))
+        figures.write(figure, self.out or benches[0].trained.directory / "figures" / self.name)
 
 
 @dataclass(frozen=True)
-class Trajectory(OfRun):
+class Trajectory(RunOptions):
     """Follow samples from noise to text: the first in the terminal, all on a page with a slider over t."""
 
-    run: str = tyro.MISSING
-    """Directory of a run, or a released checkpoint."""
-    how: Flat[Settings] = Settings()
+    run: Run = tyro.MISSING
+    sampling: Flat[SamplerOptions] = SamplerOptions()
     samples: int = 3
     """Samples to follow."""
     frames: int = 16
-    """Times at which their text is shown, besides the end."""
-    seed: int = 0
-    """Of the noise."""
+    """Times to decode, besides the end."""
+    seed: Seed = 0
     out: Path | None = None
     """Page to write; by default trajectory.html in the run."""
 
     def __call__(self):
         if self.samples < 1 or self.frames < 1:
-            raise Refused("--samples and --frames: must be at least 1")
-        mesh = make_mesh(self.mesh, 0)
-        found = self.load(self.run)
-        sampler, key = self.how.sampler(found.config), generate.sampling_key(self.seed)
-        corpus = found.corpus(self.split) if found.config.source_length else None
-        asked = found.asked(corpus, mesh) if corpus else None
-        sources = [f"{e.source} → {e.text}" for e in corpus.held_out[: self.samples]] if asked else []
-        args = (found.config, sampler, found.model, found.tokenizer, self.samples, key, mesh, asked)
-        with jax.set_mesh(mesh):
-            followed = generate.trajectories(*args, frames=self.frames)
+            raise UserError("--samples and --frames: must be at least 1")
+        trained = self.load(self.run)
+        sampler = self.sampling.sampler(trained.config)
+        corpus = trained.corpus(self.split) if trained.config.source_length else None
+        conditions = trained.conditions(corpus) if corpus else None
+        sources = [f"{e.source} → {e.text}" for e in corpus.held_out[: self.samples]] if conditions else []
+        followed = texts.trajectories(trained, self.samples, sampler, self.seed, conditions, self.frames)
         for source in sources[:1]:
             print(f"{source}\n")
         for frame in followed[0]:
             print(f"t = {frame.t:.3f}  {frame.text}")
-        about = f"{', '.join(f'{k} {v}' for k, v in told(sampler, asked).items())}, seed {self.seed}"
-        about += ". What the network predicts at t, decoded. Words that changed since the frame before are marked."
-        out = self.out or found.directory / "trajectory.html"
-        runs.write_whole(out, pages.trajectory_page(f"{found.name}: from noise to text", about, followed, sources))
+        about = (
+            ", ".join(f"{k} {v}" for k, v in settings_of(sampler, conditions).items()) + f", seed {self.seed}"
+        )
+        about += ". Predictions at t, decoded. Words that changed since the frame before are marked."
+        out = self.out or trained.directory / "trajectory.html"
+        write_file(
+            out, pages.trajectory_page(f"{trained.name}: from noise to text", about, followed, sources)
+        )
         print(f"\n{out}")
 
 
 @dataclass(frozen=True)
-class Compare(OfRuns):
+class Compare(MeasureOptions):
     """Several runs side by side with the same sampler: one table, one plot."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
-    """Directories of runs, or released checkpoints."""
-    how: Flat[Settings] = Settings()
-    seeds: tuple[int, ...] = (0,)
-    """Of the noise."""
+    runs: tyro.conf.Positional[Runs] = tyro.MISSING
+    sampling: Flat[SamplerOptions] = SamplerOptions()
+    seeds: Seeds = (0,)
     out: Path = Path("runs/compare")
     """Files to write, without their ending."""
 
     def __call__(self):
-        benches = self.benches(self.runs, self.how.form)
-        figure = figures.compare(benches, self.seeds or (0,), [self.how.sampler(bench.trained.config) for bench in benches])
-        figures.write(figure, self.out)
+        benches = self.benches(self.runs, self.sampling.form)
+        samplers = [self.sampling.sampler(bench.trained.config) for bench in benches]
+        figures.write(figures.compare(benches, self.seeds or (0,), samplers), self.out)
 
 
 Command = (
     Annotated[Samples, tyro.conf.subcommand("samples")]
-    | Annotated[TableCommand, tyro.conf.subcommand("table")]
-    | Annotated[FigureCommand, tyro.conf.subcommand("figure")]
+    | Annotated[Table, tyro.conf.subcommand("table")]
+    | Annotated[Figure, tyro.conf.subcommand("figure")]
     | Annotated[Trajectory, tyro.conf.subcommand("trajectory")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Claims, tyro.conf.subcommand("claims")]
     | Annotated[Speed, tyro.conf.subcommand("speed")]
 )
 
 
 def main():
-    with one_line():
-        tyro.cli(Command, description=__doc__)()
+    with one_line_errors():
+        command = tyro.cli(Command, description=__doc__)
+        if isinstance(command, Speed):
+            command = partial(command, train.build)
+        command()
 
 
 if __name__ == "__main__":
-    train.huge_pages()
+    restart_with_huge_pages()
     main()

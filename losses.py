@@ -4,9 +4,10 @@
     eps    unit Gaussian noise                   z      noisy state, t x + (1 - t) (noise scale) eps
     t      time of a sequence, 0 noise, 1 data   p      corruption level of a token in the decode branch
     w      self-conditioning guidance scale      v      velocity, dz/dt
-    x_prev the network's earlier prediction (self-conditioning), or zeros; _no_sc is without it, _hat a prediction
+    x_prev the network's earlier prediction (self-conditioning), or zeros; _no_sc without it, _hat a
+    prediction
 
-All functions are pure. Random draws come in as arguments (`Draws`), already batched: N rows of L tokens.
+All functions are pure. Random draws are arguments (`Draws`), already batched: N rows of L tokens.
 """
 
 import math
@@ -19,14 +20,19 @@ import optax
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-MIN_REMAINING = 0.05  # Released code clips 1 - t here, for prediction and target alike; the paper does not say.
+MIN_REMAINING = (
+    0.05  # Released code clips 1 - t here, for prediction and target alike; the paper does not say.
+)
+
+
+State = Float[Array, "N L E"]
 
 
 class Batch(NamedTuple):
     s: Int[Array, "N L"]
-    x: Float[Array, "N L E"]
+    x: State
     prefix: Bool[Array, "N L"]
-    """Positions of the condition: given clean, never predicted. All False for unconditional text."""
+    """Positions of the condition: clean, never predicted. All False for unconditional text."""
     counts: Bool[Array, "N L"]
     """Positions that count in the loss."""
 
@@ -35,7 +41,7 @@ class Draws(NamedTuple):
     t: Float[Array, " N"]
     p: Float[Array, "N L"]
     w: Float[Array, " N"]
-    eps: Float[Array, "N L E"]
+    eps: State
     decode: Bool[Array, " N"]
     """Rows that train the decoder (Alg. 4); the others train the denoiser (Alg. 3)."""
     self_cond: Bool[Array, " N"]
@@ -43,21 +49,19 @@ class Draws(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Where the rare roles may fall: in every `group` of rows, the first `decode` and the last `self_cond`."""
+    """Places of the rare roles: in every `group` of rows, the first `decode` and the last `self_cond`."""
 
     group: int
     decode: int
     self_cond: int
 
 
-def velocity(
-    x: Float[Array, "N L E"], z: Float[Array, "N L E"], t: Float[Array, " N"], clip: float = MIN_REMAINING
-) -> Float[Array, "N L E"]:
+def velocity(x: State, z: State, t: Float[Array, " N"], clip: float = MIN_REMAINING) -> State:
     """The velocity at z that leads to x at t = 1."""
     return (x - z) / jnp.maximum(1 - t, clip)[:, None, None]
 
 
-def corrupt(batch: Batch, draws: Draws, noise_scale: float, decode_noise_scale: float) -> Float[Array, "N L E"]:
+def corrupt(batch: Batch, draws: Draws, noise_scale: float, decode_noise_scale: float) -> State:
     """Noise by time in denoiser rows, by token in decoder rows; the condition stays clean in both."""
     level = jnp.where(draws.decode[:, None], draws.p, draws.t[:, None])[..., None]
     scale = jnp.where(draws.decode, decode_noise_scale, noise_scale)[:, None, None]
@@ -65,26 +69,22 @@ def corrupt(batch: Batch, draws: Draws, noise_scale: float, decode_noise_scale: 
     return jnp.where(batch.prefix[..., None], batch.x, z)
 
 
-def guided_target(
-    v: Float[Array, "N L E"], v_sc: Float[Array, "N L E"], v_no_sc: Float[Array, "N L E"], w: Float[Array, " N"]
-) -> Float[Array, "N L E"]:
+def guided_target(v: State, v_sc: State, v_no_sc: State, w: Float[Array, " N"]) -> State:
     """The target that makes one pass model the guided velocity (Eq. 5)."""
     return v + (1 - 1 / w)[:, None, None] * (v_sc - v_no_sc)
 
 
-def denoise_loss(v_hat: Float[Array, "N L E"], v_target: Float[Array, "N L E"]) -> Float[Array, "N L"]:
+def denoise_loss(v_hat: State, v_target: State) -> Float[Array, "N L"]:
     """Velocity-space error of an x-prediction network (Eq. 1), per token."""
     return jnp.mean((v_hat - v_target) ** 2, axis=-1)
 
 
-def distill_target(
-    z: Float[Array, "N L E"], z_r: Float[Array, "N L E"], t: Float[Array, " N"], r: Float[Array, " N"]
-) -> Float[Array, "N L E"]:
+def distill_target(z: State, z_r: State, t: Float[Array, " N"], r: Float[Array, " N"]) -> State:
     """The x that takes z at t to z_r at r in one step (Eq. 3)."""
     return jax.lax.stop_gradient(z + ((1 - t) / (r - t))[:, None, None] * (z_r - z))
 
 
-def distill_loss(x_hat: Float[Array, "N L E"], x_target: Float[Array, "N L E"]) -> Float[Array, "N L"]:
+def distill_loss(x_hat: State, x_target: State) -> Float[Array, "N L"]:
     """Error of the prediction itself (Eq. 4), per token."""
     return jnp.mean((x_hat - x_target) ** 2, axis=-1)
 
@@ -95,23 +95,27 @@ def decode_loss(logits: Float[Array, "N L V"], s: Int[Array, "N L"]) -> Float[Ar
 
 
 class Inputs(NamedTuple):
-    """What the network is given in a batch of both branches."""
+    """Inputs of the network for a batch of both branches."""
 
-    z: Float[Array, "N L E"]
-    x_prev: Float[Array, "N L E"]
+    z: State
+    x_prev: State
     t: Float[Array, " N"]
-    x_no_sc: Float[Array, "N L E"]
-    """The first prediction, in self-conditioned rows."""
+    x_no_sc: State
+    """First predictions of self-conditioned rows."""
 
 
-def make_inputs(model, batch: Batch, draws: Draws, slots: Slots, noise_scale: float, decode_noise_scale: float) -> Inputs:
-    """Corrupted embeddings, and in self-conditioned rows what `model` predicts of them without self-conditioning."""
+def make_inputs(
+    model, batch: Batch, draws: Draws, slots: Slots, noise_scale: float, decode_noise_scale: float
+) -> Inputs:
+    """Corrupt the embeddings; predict self-conditioned rows once without self-conditioning."""
     last = slice(slots.group - slots.self_cond, slots.group)
     take, put = partial(take_rows, slots.group), partial(put_rows, len(draws.t), slots.group)
 
     z = corrupt(batch, draws, noise_scale, decode_noise_scale)
     t = jnp.where(draws.decode, 1.0, draws.t)
-    no_sc = jnp.where((batch.prefix & ~draws.decode[:, None])[..., None], batch.x, 0.0)  # a clean prefix, and zeros
+    no_sc = jnp.where(
+        (batch.prefix & ~draws.decode[:, None])[..., None], batch.x, 0.0
+    )  # a clean prefix, and zeros
     frozen, given = jax.lax.stop_gradient((model, [take(a, last) for a in (z, no_sc, t, draws.w)]))
     x_no_sc = put(frozen.denoise(*given), last)
     x_prev = jnp.where(draws.self_cond[:, None, None] & ~batch.prefix[..., None], x_no_sc, no_sc)
@@ -121,7 +125,7 @@ def make_inputs(model, batch: Batch, draws: Draws, slots: Slots, noise_scale: fl
 def with_decoder(
     model, h: Float[Array, "N L D"], batch: Batch, draws: Draws, slots: Slots, denoised: Float[Array, "N L"]
 ) -> Float[Array, "N L"]:
-    """The cross-entropy (Alg. 4) in decoder rows, and the loss given for them in denoiser rows."""
+    """Cross-entropy (Alg. 4) in decoder rows, the given loss in denoiser rows."""
     first = slice(0, slots.decode)
     ce = decode_loss(model.logits(take_rows(slots.group, h, first)), take_rows(slots.group, batch.s, first))
     return jnp.where(draws.decode[:, None], put_rows(len(draws.t), slots.group, ce, first), denoised)
@@ -130,10 +134,10 @@ def with_decoder(
 def token_losses(
     model, batch: Batch, draws: Draws, slots: Slots, *, noise_scale: float, decode_noise_scale: float
 ) -> Float[Array, "N L"]:
-    """Alg. 3 in the denoiser rows and Alg. 4 in the decoder rows of one batch; the loss of every token.
+    """Loss of every token: Alg. 3 in denoiser rows, Alg. 4 in decoder rows of one batch.
 
-    About 3.5 forward passes: the pass with gradients over all rows, and before it one without on the self-conditioned rows.
-    On these, the gradient pass is also the conditional term of the guided target.
+    It costs about 3.5 forward passes: one with gradients over all rows, and before it one without on
+    self-conditioned rows. On these, the gradient pass is also the conditional term of the guided target.
     """
     z, x_prev, t, x_no_sc = make_inputs(model, batch, draws, slots, noise_scale, decode_noise_scale)
     h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
@@ -143,10 +147,16 @@ def token_losses(
     return with_decoder(model, h, batch, draws, slots, denoise_loss(v_hat, v_target))
 
 
-def branch_sums(losses: Float[Array, "N L"], batch: Batch, draws: Draws) -> Float[Array, "2 2"]:
-    """Sum and number of the counted tokens, denoiser first. Each token weighs the same: 0.8 MSE + 0.2 CE in expectation."""
-    branches = batch.counts & ~draws.decode[:, None], batch.counts & draws.decode[:, None]
-    return jnp.stack([jnp.stack([jnp.sum(losses * branch), jnp.sum(branch)]) for branch in branches])
+def summed(
+    losses: Float[Array, "N L"], batch: Batch, draws: Draws
+) -> tuple[Float[Array, ""], dict[str, tuple[Float[Array, ""], Int[Array, ""]]]]:
+    """Summed loss, and sum and number of the counted tokens by branch: denoiser (mse) and decoder (ce).
+
+    Every token weighs the same: 0.8 MSE + 0.2 CE in expectation.
+    """
+    branches = dict(mse=batch.counts & ~draws.decode[:, None], ce=batch.counts & draws.decode[:, None])
+    sums = {name: (jnp.sum(losses * branch), jnp.sum(branch)) for name, branch in branches.items()}
+    return sums["mse"][0] + sums["ce"][0], sums
 
 
 # Distributions of the draws
@@ -158,7 +168,7 @@ def logit_normal(normal: Float[Array, "*s"], mean: float, std: float) -> Float[A
 
 
 def uniform_time(normal: Float[Array, "*s"], mean: float, std: float) -> Float[Array, "*s"]:
-    """The same draws to times of a uniform distribution."""
+    """Standard normal draws to uniform times."""
     return jax.scipy.stats.norm.cdf(normal)
 
 
@@ -166,25 +176,29 @@ TIMES = {"logit-normal": logit_normal, "uniform": uniform_time}
 
 
 def guidance_scale(u: Float[Array, "*s"], low: float, high: float) -> Float[Array, "*s"]:
-    """Uniform draws to w in [low, high], 1 + w log-uniform: the released form of the paper's power distribution."""
+    """Uniform draws to w in [low, high] with log-uniform 1 + w: the released form of the "power
+    distribution"."""
     return (1 + low) * ((1 + high) / (1 + low)) ** u - 1
 
 
-# Slots: static places for the two rare roles, so that only as many rows as needed pay for them
+# Slots: static places for the two rare roles, so that no more rows than needed pay for them
 
 
 def make_slots(n: int, p_decode: float, p_self_cond: float) -> Slots:
-    """The fewest slots that can hold both roles, in groups of up to 8 rows so that they split over devices."""
+    """The fewest slots that hold both roles, in groups of up to 8 rows so that they shard over devices."""
     group = math.gcd(n, 8)
     return Slots(group, math.ceil(group * p_decode), math.ceil(group * (1 - p_decode) * p_self_cond))
 
 
-def roles(u: Float[Array, " N"], group: int, p_decode: float, p_self_cond: float) -> tuple[Bool[Array, " N"], Bool[Array, " N"]]:
-    """Which rows decode and which are self-conditioned: shares of p_decode and (1 - p_decode) p_self_cond in expectation.
+def roles(
+    u: Float[Array, " N"], group: int, p_decode: float, p_self_cond: float
+) -> tuple[Bool[Array, " N"], Bool[Array, " N"]]:
+    """Choose the rows that decode and those that are self-conditioned.
 
-    Rows of a batch are exchangeable, so the roles need not be independent coins. Each fills its group from one end: as many
-    whole rows as its share holds, and one more with the probability of what is left. Static slots then bound the work.
-    One uniform draw serves both roles, as their probabilities in a row never exceed 1 together.
+    Their shares are p_decode and (1 - p_decode) p_self_cond in expectation. Rows of a batch are exchangeable,
+    so the roles need not be independent coins. Each fills its group from one end: whole rows first, then one
+    more row with the probability of the remainder. Static slots then bound the work. One uniform draw serves
+    both roles, as their probabilities in a row never exceed 1 together.
     """
     row = jnp.arange(len(u)) % group
     decode = jnp.clip(group * p_decode - row, 0, 1)
@@ -193,12 +207,12 @@ def roles(u: Float[Array, " N"], group: int, p_decode: float, p_self_cond: float
 
 
 def take_rows(group: int, a: Shaped[Array, "N ..."], rows: slice) -> Shaped[Array, "M ..."]:
-    """The same rows of every group."""
+    """Take a slice of rows out of every group."""
     return rearrange(rearrange(a, "(n g) ... -> n g ...", g=group)[:, rows], "n g ... -> (n g) ...")
 
 
 def put_rows(n: int, group: int, a: Shaped[Array, "M ..."], rows: slice) -> Shaped[Array, "N ..."]:
-    """The inverse of `take_rows`: n rows, zeros in all others."""
+    """Put rows back where `take_rows` took them, with zeros in all others."""
     blank = jnp.zeros((n // group, group, *a.shape[1:]), a.dtype)
     a = a.reshape(n // group, rows.stop - rows.start, *a.shape[1:])
     return rearrange(blank.at[:, rows].set(a), "n g ... -> (n g) ...")

@@ -3,8 +3,8 @@
     ts = logit_normal_grid(key, steps=64)
     s = sample(model, z0, ts, keys, w=3.0, gamma=1.5)   # z0: noise, already of the scale it had in training
 
-Guidance scales, γ, grids and keys are traced: sweeping them does not recompile. γ = 0 is the ODE. Every row has a key of its own,
-so a sample does not depend on the others beside it.
+Guidance scales, γ, grids and keys are traced: sweeping them does not recompile. γ = 0 is the ODE. Every row
+has its own key, so a sample does not depend on the others in its batch.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,16 @@ def uniform_grid(steps: int) -> Float[Array, " T"]:
     return jnp.linspace(0.0, 1.0, steps + 1)
 
 
-def logit_normal_grid(key: PRNGKeyArray, steps: int, mean: float = -1.5, std: float = 0.8) -> Float[Array, " T"]:
+def logit_normal_grid(
+    key: PRNGKeyArray, steps: int, mean: float = -1.5, std: float = 0.8
+) -> Float[Array, " T"]:
     """Times drawn like the training times and sorted: small steps in the noise, large ones near the data."""
     inner = jnp.sort(logit_normal(jax.random.normal(key, (steps - 1,)), mean, std))
     return jnp.concatenate([jnp.zeros(1), inner, jnp.ones(1)])
 
 
 def denoiser(model, w: Scalar) -> Denoiser:
-    """The network as a function of the state alone (Alg. 5)."""
+    """Make the network a function of the state alone (Alg. 5)."""
 
     def denoise(z, x_prev, t):
         n = len(z)
@@ -43,8 +45,10 @@ def denoiser(model, w: Scalar) -> Denoiser:
     return denoise
 
 
-def prefix_denoiser(model, w: Scalar, x: State, prefix: Bool[Array, "N L"], scale: Scalar, *, released: bool = False) -> Denoiser:
-    """Guidance by a clean prefix x of strength `scale`; both passes run as one batch.
+def prefix_denoiser(
+    model, w: Scalar, x: State, prefix: Bool[Array, "N L"], scale: Scalar, *, released: bool = False
+) -> Denoiser:
+    """Guide by a clean prefix x with strength `scale`; both passes run as one batch.
 
     The unconditional pass sees neither prefix nor self-conditioning. Released code keeps the latter.
     """
@@ -53,7 +57,9 @@ def prefix_denoiser(model, w: Scalar, x: State, prefix: Bool[Array, "N L"], scal
     def guided(z, x_prev, t):
         z_cond, prev_cond = jnp.where(given, x, z), jnp.where(given, x, x_prev)
         z_null, prev_null = jnp.where(given, 0.0, z), jnp.where(given | (not released), 0.0, x_prev)
-        z, x_prev = (rearrange(pair, "two N L E -> (N two) L E") for pair in ([z_cond, z_null], [prev_cond, prev_null]))
+        z, x_prev = (
+            rearrange(pair, "two N L E -> (N two) L E") for pair in ([z_cond, z_null], [prev_cond, prev_null])
+        )
         x_cond, x_null = rearrange(denoise(z, x_prev, t), "(N two) L E -> two N L E", two=2)
         return jnp.where(given, x, x_null + scale * (x_cond - x_null))
 
@@ -71,11 +77,11 @@ def step(
     *,
     released: bool = False,
 ) -> tuple[State, State]:
-    """One step of Alg. 6: the SDE step, of which γ = 0 is the ODE step. `eps` has the scale of z at t = 0."""
+    """Take one step of Alg. 6: an SDE step, or with γ = 0 an ODE step. `eps` has the scale of z at t = 0."""
     alpha = jnp.clip(1 - gamma * (t_next - t), 0.0, 1.0)
     z_back, t_back = alpha * z + (1 - alpha) * eps, alpha * t
     x_hat = denoise(z_back, x_prev, t_back)
-    if released:  # Released code goes on from the re-noised state; the paper updates the original one.
+    if released:  # Released code continues from the re-noised state; the paper updates the original.
         z, t = z_back, t_back
     v = velocity(x_hat, z, jnp.full(len(z), t), clip=0.0)
     return z + (t_next - t) * v, x_hat
@@ -91,12 +97,17 @@ def flow(
     noise_scale: Scalar = 2.0,
     released: bool = False,
 ) -> tuple[State, Float[Array, "S N L E"]]:
-    """z at t = 1, and the predictions x_hat along the way. The last step is an ODE step."""
+    """Integrate from z0 to z at t = 1; also the predictions x_hat along the way.
+
+    The last step is an ODE step.
+    """
 
     def body(carry, inputs):
         z, x_prev = carry
         i, t, t_next, gamma = inputs
-        eps = noise_scale * jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, i), z.shape[1:]))(keys)
+        eps = noise_scale * jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, i), z.shape[1:]))(
+            keys
+        )
         z, x_hat = step(denoise, z, x_prev, t, t_next, gamma, eps, released=released)
         return (z, x_hat), x_hat
 
@@ -108,12 +119,12 @@ def flow(
 
 
 def decode(model, z: State, w: Scalar) -> Int[Array, "N L"]:
-    """The same network at t = 1, in decode mode; most likely tokens."""
+    """Decode by the same network at t = 1, in decode mode: the most likely tokens."""
     return jnp.argmax(model.decode(z, jnp.full(len(z), w)), axis=-1)
 
 
 class Given(NamedTuple):
-    """A condition: clean embeddings x at the positions of the prefix, and how strongly it guides."""
+    """A condition: clean embeddings x at the positions of the prefix, and its guidance scale."""
 
     x: State
     prefix: Bool[Array, "N L"]
@@ -137,7 +148,7 @@ def sample(
     noise_scale: Scalar = 2.0,
     released: bool = False,
 ) -> Int[Array, "N L"]:
-    """Noise z0 to tokens (Alg. 5), after a condition if there is one."""
+    """Turn noise z0 into tokens (Alg. 5), given a condition if there is one."""
     denoise = denoiser_for(model, w, given, released=released)
     z, _ = flow(denoise, z0, ts, gamma, keys, noise_scale=noise_scale, released=released)
     return decode(model, z, w)

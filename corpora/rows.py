@@ -1,18 +1,14 @@
-"""Corpora: rows of tokens, made once of the texts that a name stands for and read by memory map ever after.
+"""Corpora as rows of tokens: prepared once from texts, then read through memory maps.
 
 corpus = load_corpus("stories", "", Layout(length=30), Path("cache"))
 """
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,27 +17,27 @@ import numpy as np
 from jaxtyping import Array, Integer
 from tqdm import tqdm
 
-import grammar
-import sources
-import tasks
-from errors import Refused
-from grammar import STORIES, Grammar
-from hub import fetch
-from sources import Example
-from tasks import TASKS, write_pairs
+from corpora import sources, stories, tasks
+from corpora.sources import Example
+from corpora.stories import STORIES, Grammar
+from corpora.tasks import TASKS
+from runtime.errors import UserError, first_line
+from runtime.files import download, hash_of, made_once
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # It warns that PyTorch is missing, which is how we want it.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # silences its warning that PyTorch is missing
 
-SENTINELS = 8
+SENTINELS = 8  # special tokens of a word tokenizer, for the spans that span corruption hides
 GRAMMARS = {"stories": STORIES}
 EMBEDDED = {**GRAMMARS, **TASKS}
-WRITTEN = dict(train=100_000, validation=2_000, test=2_000)  # texts of each of these
-FORMAT = 3  # of the files below; another number prepares all corpora anew
+WRITTEN = dict(train=100_000, validation=2_000, test=2_000)  # texts of an embedded corpus, by split
+FORMAT = 3  # of prepared files: raise it by hand when they change, and every corpus is prepared again
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # one of them holds the tokens
 Split = Literal["validation", "test"]
+Tokens = list[int]
 
 
 class Rows(NamedTuple):
-    """Token rows: a condition of `prefix` tokens (or none), the text up to `length`, then padding by EOS."""
+    """Token rows: a condition of `prefix` tokens (or none), the text up to `length`, then EOS as padding."""
 
     s: Integer[np.ndarray | Array, "N L"]
     length: Integer[np.ndarray | Array, " N"]
@@ -49,281 +45,282 @@ class Rows(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How texts become rows."""
+    """Rules by which texts become rows."""
 
     length: int
     """Tokens of a row."""
     source: int = 0
-    """Most of them that a source may take, its EOS included."""
+    """Maximum number of tokens of a source, with its EOS."""
     pack: bool = False
-    """Texts end to end and cut into full rows, rather than one a row; not where they have sources."""
+    """Whether texts without sources are joined and cut into full rows, rather than put one in a row."""
 
 
 @dataclass(frozen=True)
 class Corpus:
     key: str
-    """A name for what it was made of."""
+    """Directory name in the cache: a hash of the inputs and settings."""
     fingerprint: str
-    """What tells that the rows to train on are those of an earlier time."""
+    """Hash of the training rows."""
     rows: Rows
     validation: Rows
-    """Rows that are not trained on: of the split for validation, or for testing if that was asked for."""
+    """Held-out rows of the requested split."""
     held_out: list[Example]
-    """Texts that they were made of."""
+    """Texts of the held-out rows."""
     split: Split
-    """Which of the two they are of."""
+    """Name of the held-out split."""
     tokenizer: Any
     counts: dict[str, dict[str, int]]
-    """Rows in each split, and what was cut or left out."""
+    """Numbers of rows, of cut texts and of skipped records in each split."""
     rules: Grammar | None = None
-    """The true distribution, where it is known."""
+    """True distribution of the texts, where it is known."""
 
     @property
     def has_sources(self) -> bool:
         return self.held_out[0].source is not None
 
     def summary(self) -> str:
-        """One line on what the rows were made of."""
-        train, held_out = (
-            ", ".join(f"{n:,} {what}" for what, n in self.counts[split].items() if n) for split in ("train", "validation")
-        )
-        return f"{train}; held out: {held_out}; {len(self.tokenizer):,} kinds of tokens"
+        """Describe the rows in one line."""
+
+        def listed(split):
+            return ", ".join(f"{n:,} {label}" for label, n in self.counts[split].items() if n)
+
+        tokens = f"{len(self.tokenizer):,} kinds of tokens"
+        return f"{listed('train')}; held out: {listed('validation')}; {tokens}"
 
 
-def load_corpus(name: str, tokenizer: str, layout: Layout, cache: Path, split: Split = "validation") -> Corpus:
-    """The rows of a corpus in the tokens of a tokenizer (a directory, or a name on the hub); grammars bring their own."""
-    embedded = name in EMBEDDED
-    if embedded:
-        identity = [Path(module.__file__).read_text() for module in (grammar, tasks)]
-    else:
-        files, tokens = sources.find(name, EMBEDDED), tokenizer_place(tokenizer)
-        identity = [content_of(chain(*files.values())), content_of(f for f in tokens.iterdir() if is_of_tokenizer(f))]
-    directory = cache / f"rows-{digest([FORMAT, name, layout, identity])}"
-    with only_one(directory) as place:
-        if place and embedded:
-            written = {part: write_embedded(name, n, seed) for seed, (part, n) in enumerate(WRITTEN.items(), 1)}
-            words = word_tokenizer(text for example in written["train"] for text in example if text)
-            prepare(place, {part: lambda told, part=part: written[part] for part in written}, words, layout)
-        elif place:
-            parts = ["train", "validation", *(["test"] if "test" in files else [])]
-            texts = {part: partial(sources.stream, name, files, part) for part in parts}
-            prepare(place, texts, load_tokenizer(tokens), layout)
+def load_corpus(
+    name: str, tokenizer: str, layout: Layout, cache: Path, split: Split = "validation"
+) -> Corpus:
+    """Load the rows of a corpus, and prepare them first if the cache does not hold them.
+
+    `tokenizer` is a directory or a name on the hub; embedded corpora bring their own.
+    """
+    embedded, inputs = name in EMBEDDED, []
+    if not embedded:
+        files, tokens = sources.find(name, EMBEDDED), tokenizer_directory(tokenizer)
+        wanted = (*TOKENIZER_FILES, "merges.txt")
+        inputs = [
+            chain(*files.values()),
+            (f for f in tokens.iterdir() if "token" in f.name or f.name in wanted),
+        ]
+    directory = cache / cache_key(name, layout, *inputs)
+    with made_once(directory) as place:
+        if place:
+            splits = [part for part in WRITTEN if embedded or part != "test" or part in files]
+            counts = {part: Counter(rows=0) for part in splits}
+            if embedded:
+                texts = {part: write_embedded(name, part) for part in splits}
+                words = word_tokenizer(text for example in texts["train"] for text in example if text)
+            else:
+                texts = {part: sources.stream(name, files, part, counts[part]) for part in splits}
+                words = load_tokenizer(tokens)
+            prepare(place, texts, counts, words, layout)
     corpus = read_corpus(directory, layout, GRAMMARS.get(name), split)
-    for what, flag in (("texts", "--length"), ("sources", "--source-length")):
-        if embedded and (cut := corpus.counts["train"].get(f"{what} cut")):
-            raise Refused(f"{cut:,} {what} of {name} do not fit into rows of {layout.length}: raise {flag}")
+    for kind, flag in (("texts", "--length"), ("sources", "--source-length")):
+        if embedded and (cut := corpus.counts["train"].get(f"{kind} cut")):
+            raise UserError(f"{cut:,} {kind} of {name} do not fit into rows of {layout.length}: raise {flag}")
     return corpus
 
 
-def write_embedded(name: str, n: int, seed: int) -> list[Example]:
-    if name in TASKS:
-        return [Example(text, source) for source, text in write_pairs(TASKS[name], n, seed)]
-    return [Example(text) for text in grammar.write(GRAMMARS[name], n, seed)]
-
-
-def digest(what) -> str:
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+def cache_key(name: str, layout: Layout, *inputs: Iterable[Path]) -> str:
+    """Name what prepared rows depend on: settings, the version of a recipe or input files. No source code."""
+    if name in EMBEDDED:
+        identity = [WRITTEN, (stories if name in GRAMMARS else tasks).VERSION]
+    else:
+        identity = [content_of(files) for files in inputs]
+    return f"rows-{hash_of([FORMAT, name, layout, identity])}"
 
 
 def content_of(files: Iterable[Path]) -> list:
-    """What tells that files (and those in directories) are still the same, without reading them; downloads from the hub link to a
-    name that tells it."""
+    """List names, sizes and times of files (and those in directories), which tell a change without reading.
+
+    Downloads from the hub are links to names that are hashes: these stand for their times.
+    """
     files = chain.from_iterable(sorted(f.rglob("*")) if f.is_dir() else [f] for f in files)
-    return sorted((str(f), f.stat().st_size, f.resolve().name if f.is_symlink() else f.stat().st_mtime_ns) for f in files)
+    changed = ((f, f.resolve().name if f.is_symlink() else f.stat().st_mtime_ns) for f in files)
+    return sorted((str(f), f.stat().st_size, stamp) for f, stamp in changed)
 
 
-@contextmanager
-def only_one(directory: Path) -> Iterator[Path | None]:
-    """A place to make `directory` in, unless it is there. It appears whole or not at all, and no two processes make it."""
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with directory.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if directory.exists():
-                yield None
-                return
-            place = directory.with_suffix(".partial")
-            shutil.rmtree(place, ignore_errors=True)  # of one that was killed
-            place.mkdir()
-            yield place
-            place.rename(directory)
-    except OSError as error:
-        raise Refused(f"--cache {directory.parent}: data could not be prepared there ({error})") from None
+def write_embedded(name: str, split: str) -> list[Example]:
+    n, seed = WRITTEN[split], 1 + list(WRITTEN).index(split)
+    if name in TASKS:
+        return [Example(text, source) for source, text in tasks.write_pairs(TASKS[name], n, seed)]
+    return [Example(text) for text in stories.write(GRAMMARS[name], n, seed)]
 
 
 # Texts to rows
 
 
-def prepare(directory: Path, texts: dict[str, Callable[[Counter], Iterable[Example]]], tokenizer, layout: Layout):
-    """Write what `read_corpus` reads. `texts` gives those of a split, and counts what it leaves out."""
+def prepare(place: Path, texts: dict[str, Iterable[Example]], counts: dict[str, Counter], tokenizer, layout):
+    """Write the files that `read_corpus` reads. Reading the texts of a split may add to its counts."""
     if tokenizer.eos_token_id is None:
-        raise Refused("the tokenizer has no EOS, by which texts are ended: give another by --tokenizer")
-    counts, with_sources, content = {split: Counter(rows=0) for split in texts}, set(), hashlib.sha256()
-    for split, told in counts.items():
-        examples = kept(texts[split](told), directory / f"{split}.texts", tokenizer, write=split != "train")
-        with (directory / f"{split}.s").open("wb") as s, (directory / f"{split}.ends").open("wb") as ends:
-            for some in to_rows(examples, tokenizer, layout, told):
-                parts = some.s.astype(token_type(tokenizer)), np.stack([some.length, some.prefix], axis=1).astype(np.int32)
-                for raw, file in zip(map(np.ndarray.tobytes, parts), (s, ends), strict=True):
-                    file.write(raw)
-                    content.update(raw if split == "train" else b"")
-                told["rows"] += len(some.s)
-                with_sources |= {bool(prefix) for prefix in some.prefix[:1]}
-        if not told["rows"]:
-            remedy = "give at least 100 texts, of which one is held out, or a directory with files named train and validation"
-            remedy = f"{'lower --length, give --no-pack, or' if layout.pack else ''} {remedy}".strip()
-            raise Refused(f"too little text: not one row of {layout.length} tokens for {split}; {remedy}")
+        raise UserError("the tokenizer has no EOS to end texts with: give another --tokenizer")
+    with_sources, content = set(), hashlib.sha256()
+    for split, examples in texts.items():
+        if split != "train":
+            examples = saved(examples, place / f"{split}.texts", tokenizer)
+        with (place / f"{split}.s").open("wb") as s, (place / f"{split}.ends").open("wb") as ends:
+            for rows in to_rows(examples, tokenizer, layout, counts[split]):
+                where = np.stack([rows.length, rows.prefix], axis=1).astype(np.int32)
+                for values, file in ((rows.s.astype(token_type(tokenizer)), s), (where, ends)):
+                    file.write(values.tobytes())
+                    content.update(values.tobytes() if split == "train" else b"")
+                counts[split]["rows"] += len(rows.s)
+                with_sources |= {bool(prefix) for prefix in rows.prefix[:1]}
+        if not counts[split]["rows"]:
+            remedy = "lower --length, give --no-pack, or " if layout.pack else ""
+            remedy += "give at least 100 texts, of which one is held out"
+            raise UserError(f"too little text: not one row of {layout.length} tokens for {split}; {remedy}")
         if len(with_sources) > 1:
-            raise Refused(f"texts have sources in one split and none in another ({', '.join(texts)}): give all of them sources")
-    tokenizer.save_pretrained(directory / "tokenizer")
-    (directory / "fingerprint").write_text(content.hexdigest())
-    (directory / "counts.json").write_text(json.dumps(counts, indent=2) + "\n")
+            raise UserError(
+                f"only some splits have sources ({', '.join(texts)}): give them in all or in none"
+            )
+    tokenizer.save_pretrained(place / "tokenizer")
+    (place / "fingerprint").write_text(content.hexdigest())
+    (place / "counts.json").write_text(json.dumps(counts, indent=2) + "\n")
 
 
-def kept(examples: Iterable[Example], file: Path, tokenizer, *, write: bool) -> Iterator[Example]:
-    """The same, written on the way in words if asked for."""
-    with file.open("w", encoding="utf-8") if write else nullcontext() as out:
+def saved(examples: Iterable[Example], file: Path, tokenizer) -> Iterator[Example]:
+    """Pass examples on, and write them to a file in words."""
+
+    def words(part):
+        in_words = part is None or isinstance(part, str)
+        return part if in_words else tokenizer.decode(known(part, tokenizer), skip_special_tokens=True)
+
+    with file.open("w", encoding="utf-8") as out:
         for example in examples:
-            if write:
-                words = example.readable or [
-                    part if isinstance(part, str | None) else tokenizer.decode(known(part, tokenizer), skip_special_tokens=True)
-                    for part in (example.text, example.source)
-                ]
-                out.write(json.dumps(dict(zip(("text", "source"), words, strict=True)), ensure_ascii=False) + "\n")
+            text, source = example.readable or map(words, example[:2])
+            out.write(json.dumps(dict(text=text, source=source), ensure_ascii=False) + "\n")
             yield example
 
 
-def read_corpus(directory: Path, layout: Layout, rules: Grammar | None = None, split: Split = "validation") -> Corpus:
+def read_corpus(directory: Path, layout: Layout, rules: Grammar | None, split: Split) -> Corpus:
     counts = json.loads((directory / "counts.json").read_text())
     tokenizer = load_tokenizer(directory / "tokenizer")
     if split not in counts:
-        raise Refused(f"--split {split}: the data has none; there are {', '.join(counts)}")
+        raise UserError(f"--split {split}: the data has none; there are {', '.join(counts)}")
 
     def rows(split):
         n = counts[split]["rows"]
         ends = np.memmap(directory / f"{split}.ends", np.int32, "r", shape=(n, 2))
-        return Rows(np.memmap(directory / f"{split}.s", token_type(tokenizer), "r", shape=(n, layout.length)), *ends.T)
+        s = np.memmap(directory / f"{split}.s", token_type(tokenizer), "r", shape=(n, layout.length))
+        return Rows(s, *ends.T)
 
-    held_out = [Example(**json.loads(line)) for line in (directory / f"{split}.texts").open(encoding="utf-8")]
-    content = (directory / "fingerprint").read_text()
-    return Corpus(directory.name, content, rows("train"), rows(split), held_out, split, tokenizer, counts, rules)
-
-
-TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # what holds its tokens, in one form or another
-
-
-def is_of_tokenizer(file: Path) -> bool:
-    return "token" in file.name or file.name in (*TOKENIZER_FILES, "merges.txt")
+    with (directory / f"{split}.texts").open(encoding="utf-8") as lines:
+        texts = [Example(**json.loads(line)) for line in lines]
+    key, fingerprint = directory.name, (directory / "fingerprint").read_text()
+    return Corpus(key, fingerprint, rows("train"), rows(split), texts, split, tokenizer, counts, rules)
 
 
 def is_scratch(encoder: str) -> bool:
-    """Whether an encoder is one that is trained on the corpus first, and so has no tokenizer of its own."""
+    """Tell whether an encoder is trained on the corpus first. It has no tokenizer of its own then."""
     return encoder.split("-")[0] == "scratch"
 
 
-def tokenizer_place(name: str) -> Path:
+def tokenizer_directory(name: str) -> Path:
     name = name.removeprefix("scratch-") if name.startswith("scratch-t5") else name
     if is_scratch(name):
-        raise Refused("--encoder scratch has no tokenizer for this data: give one by --tokenizer")
+        raise UserError("--encoder scratch has no tokenizer for this data: give one by --tokenizer")
     files = ["tokenizer*", "spiece.model", "special_tokens_map.json", "config.json"]
-    return fetch(name, "--encoder or --tokenizer", files, holding="a tokenizer")
+    return download(name, "--encoder or --tokenizer", files, holding="a tokenizer")
 
 
 def load_tokenizer(directory: Path):
     from transformers import AutoTokenizer
 
-    if not any((directory / file).exists() for file in TOKENIZER_FILES):  # Without them, transformers makes up a tokenizer.
-        files = ", ".join(TOKENIZER_FILES)
-        raise Refused(f"{directory}: no tokenizer there; it would be one of {files}, or give another directory by --tokenizer")
+    if not any((directory / file).exists() for file in TOKENIZER_FILES):  # transformers would make one up
+        raise UserError(f"{directory}: no tokenizer.json or the like there: give another --tokenizer")
     try:
         return AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError) as error:
-        raise Refused(f"{directory}: no tokenizer can be read there ({str(error).splitlines()[0][:200]})") from None
+        raise UserError(f"{directory}: its tokenizer cannot be read ({first_line(error)})") from None
 
 
 def token_type(tokenizer):
     return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
 
 
-def some_at_a_time(examples: Iterable[Example], most: int = 1_000, size: int = 2_000_000) -> Iterator[list[Example]]:
-    """Lists of so many texts, or of texts of so many characters together: memory does not grow with their length."""
-    some, long = [], 0
+def in_chunks(examples: Iterable[Example], most=1_000, size=2_000_000) -> Iterator[list[Example]]:
+    """Group examples into lists, each closed at `most` texts or `size` characters to bound the memory."""
+    chunk, characters = [], 0
     for example in examples:
-        some.append(example)
-        long += len(example.text) + len(example.source or "")
-        if len(some) == most or long >= size:
-            yield some
-            some, long = [], 0
-    if some:
-        yield some
+        chunk.append(example)
+        characters += len(example.text) + len(example.source or "")
+        if len(chunk) == most or characters >= size:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
-def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, told: Counter) -> Iterator[Rows]:
-    """Rows of some texts after the other. Tokenizers work on all cores by themselves if given many texts."""
+def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, counts: Counter) -> Iterator[Rows]:
+    """Yield rows, chunk by chunk. Tokenizers use all cores by themselves if given many texts."""
     eos, rest = tokenizer.eos_token_id, np.zeros(0, np.int32)
-    ahead = iter(tqdm(examples, desc="tokenising", unit=" texts", unit_scale=True, leave=False))
-    for some in some_at_a_time(ahead):
-        texts, given = (to_tokens([example[i] for example in some], tokenizer, told) for i in range(2))
-        told["unknown tokens"] += sum(row.count(tokenizer.unk_token_id) for row in chain(texts, given) if row)
+    bar = tqdm(examples, desc="tokenising", unit=" texts", unit_scale=True, leave=False)
+    for chunk in in_chunks(iter(bar)):
+        texts, given = (to_tokens([example[i] for example in chunk], tokenizer, counts) for i in range(2))
+        unknown = tokenizer.unk_token_id
+        counts["unknown tokens"] += sum(row.count(unknown) for row in chain(texts, given) if row)
         if given[0] is not None and not 0 < layout.source < layout.length:
-            room = f"--source-length {layout.source}, --length {layout.length}"
-            raise Refused(f"{room}: the data has sources, so there must be room for them and for a text after them")
+            flags = f"--source-length {layout.source}, --length {layout.length}"
+            raise UserError(f"{flags}: the data has sources; leave room for them and for a text after them")
         if layout.pack and given[0] is None:
-            rows, rest = pack_rows(texts, layout.length, eos, rest, as_given=not isinstance(some[0].text, str))
+            as_given = not isinstance(chunk[0].text, str)
+            rows, rest = pack_rows(texts, layout.length, eos, rest, as_given)
             yield rows
         else:
-            yield pad_rows(texts, given, layout, eos, told)
+            yield pad_rows(texts, given, layout, eos, counts)
 
 
-def to_tokens(texts: Sequence[str | list[int] | None], tokenizer, told: Counter) -> list[list[int] | None]:
-    if isinstance(texts[0], str):
-        rows = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return [without_eos(row, tokenizer.eos_token_id, told) for row in rows]
-    return list(texts) if texts[0] is None else [known(row, tokenizer) for row in texts]
+def to_tokens(texts: list[str | Tokens | None], tokenizer, counts: Counter) -> list[Tokens | None]:
+    """Tokenise texts that are not tokens yet. Words that spell EOS are left out: they do not end a text."""
+    if not isinstance(texts[0], str):
+        return texts if texts[0] is None else [known(row, tokenizer) for row in texts]
+    options = dict(add_special_tokens=False, return_attention_mask=False, verbose=False)
+    rows, eos = tokenizer(texts, **options)["input_ids"], tokenizer.eos_token_id
+    if spelled := sum(row.count(eos) for row in rows):
+        counts["EOS left out"] += spelled
+        rows = [[token for token in row if token != eos] for row in rows]
+    return rows
 
 
-def without_eos(tokens: list[int], eos: int, told: Counter) -> list[int]:
-    """Words that spell the end of a text do not end it."""
-    if eos not in tokens:
-        return tokens
-    told["EOS left out"] += tokens.count(eos)
-    return [token for token in tokens if token != eos]
-
-
-def known(tokens: list[int], tokenizer) -> list[int]:
-    """The same, if they are the tokenizer's."""
+def known(tokens: Tokens, tokenizer) -> Tokens:
+    """Return the tokens if the tokenizer has all of them."""
     if odd := next((token for token in (min(tokens), max(tokens)) if not 0 <= token < len(tokenizer)), None):
-        raise Refused(f"the data has token {odd}, and the tokenizer {len(tokenizer)}: made for another encoder?")
+        raise UserError(
+            f"the data has token {odd}, and the tokenizer {len(tokenizer)}: give its own --tokenizer"
+        )
     return tokens
 
 
-def pad_rows(texts: Sequence[list[int]], given: Sequence[list[int] | None], layout: Layout, eos: int, told: Counter) -> Rows:
-    """One text a row, after its source if it has one; each ended by EOS, and the row padded by EOS. What is too long is cut."""
+def pad_rows(
+    texts: list[Tokens], given: list[Tokens | None], layout: Layout, eos: int, counts: Counter
+) -> Rows:
+    """Put each text into a row, after its source if it has one. Both end in EOS, and EOS pads the row."""
     s = np.full((len(texts), layout.length), eos, np.int32)
     length, prefix = np.zeros((2, len(texts)), np.int32)
+
+    def ended(tokens: Tokens, most: int, label: str) -> Tokens:
+        tokens = tokens[:-1] if tokens[-1:] == [eos] else tokens
+        counts[label] += len(tokens) >= most
+        return [*tokens[: most - 1], eos]
+
     for i, (text, source) in enumerate(zip(texts, given, strict=True)):
-        before = [] if source is None else ended(source, layout.source, eos, told, "sources cut")
-        after = ended(text, layout.length - (layout.source if before else 0), eos, told, "texts cut")
+        before = [] if source is None else ended(source, layout.source, "sources cut")
+        after = ended(text, layout.length - (layout.source if before else 0), "texts cut")
         prefix[i], length[i] = len(before), len(before) + len(after)
         s[i, : length[i]] = before + after
     return Rows(s, length, prefix)
 
 
-def ended(tokens: list[int], most: int, eos: int, told: Counter, cut: str) -> list[int]:
-    """Tokens and one EOS, at most `most` of them."""
-    tokens = tokens[:-1] if tokens[-1:] == [eos] else tokens
-    told[cut] += len(tokens) >= most
-    return [*tokens[: most - 1], eos]
-
-
 def pack_rows(
-    texts: Sequence[list[int]], length: int, eos: int, rest: np.ndarray, as_given: bool = False
+    texts: list[Tokens], length: int, eos: int, rest: np.ndarray, as_given: bool = False
 ) -> tuple[Rows, np.ndarray]:
-    """Texts end to end after `rest`, an EOS after each, cut into full rows; and what is left over.
+    """Join texts after `rest`, with an EOS after each, and cut them into full rows; also return what is left.
 
-    Given as tokens, a text of a full row's length was packed already, and one may have its EOS already.
+    `as_given` are tokens: a text that fills a row was packed already, and others may end in EOS already.
     """
-    texts = (text if as_given and (len(text) == length or text[-1] == eos) else [*text, eos] for text in texts)
+    texts = (t if as_given and (len(t) == length or t[-1] == eos) else [*t, eos] for t in texts)
     stream = np.concatenate([rest, np.fromiter(chain.from_iterable(texts), np.int32)])
     n = len(stream) // length
     rows = Rows(stream[: n * length].reshape(n, length), np.full(n, length, np.int32), np.zeros(n, np.int32))
@@ -333,30 +330,27 @@ def pack_rows(
 # Rows to texts
 
 
-def texts_of(tokens: Integer[np.ndarray, "N L"], tokenizer, prefix: Integer[np.ndarray, " N"] | None = None) -> list[str]:
-    """Token rows as text, without the prefix and cut at the first EOS after it."""
+def detokenize(
+    tokens: Integer[np.ndarray, "N L"], tokenizer, prefix: Integer[np.ndarray, " N"] | None = None
+) -> list[str]:
+    """Turn token rows into texts, without the prefix and cut at the first EOS after it."""
     eos, texts = tokenizer.eos_token_id, []
     for row, start in zip(tokens, prefix if prefix is not None else [0] * len(tokens), strict=True):
-        own = row[start:]
-        texts.append(own[: int(np.argmax(own == eos))] if np.any(own == eos) else own)
+        text = row[start:]
+        texts.append(text[: int(np.argmax(text == eos))] if np.any(text == eos) else text)
     return tokenizer.batch_decode(texts)
 
 
 def word_tokenizer(texts: Iterable[str]):
-    """One token a word, in the interface (and file format) of the Hugging Face tokenizers."""
+    """Build a tokenizer with one token a word, in the interface and file format of Hugging Face."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = sorted({word for text in texts for word in grammar.split(text)})
-    special = [f"<extra_id_{i}>" for i in range(SENTINELS)]
-    vocab = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words, *special])}
+    words = sorted({word for text in texts for word in stories.split(text)})
+    sentinels = [f"<extra_id_{i}>" for i in range(SENTINELS)]
+    vocab = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words, *sentinels])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)  # joins words by spaces, but not before a full stop
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        additional_special_tokens=special,
-    )
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)  # no space before a full stop
+    special = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=sentinels, **special)

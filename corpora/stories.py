@@ -1,8 +1,8 @@
-"""Embedded corpora that know their own probability: seeded grammars, written as programs that make choices.
+"""Stories from a seeded grammar that knows the exact probability of every text.
 
-A grammar is a function of a `pen`, which it asks to `pick` among weighted options and to `say` words. A `Writer` rolls dice, so
-running the grammar writes a text; a `Reader` follows a given text and tries every choice that the text allows, so running the
-same grammar gives the text's exact probability (zero if it is not grammatical).
+A grammar is a function of a `pen`: it lets the pen `pick` among weighted options and `say` words.
+A `Writer` picks at random, so the grammar writes a text. A `Reader` follows a text and tries every option
+that fits, so the grammar gives the probability of that text (zero if it is not grammatical).
 
     texts = write(STORIES, 1000, seed=0)
     log_probability(STORIES.text, texts[0])
@@ -12,11 +12,14 @@ import math
 import random
 import re
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
+
+VERSION = 1
+"""Version of the stories: raise it by hand when any text changes (words, their order, weights or draws)."""
 
 
 class Choice(NamedTuple):
@@ -31,12 +34,15 @@ def weighted(pairs: dict[Any, float]) -> Choice:
     return Choice(tuple(pairs), probabilities, tuple(accumulate(probabilities)))
 
 
-def zipf(options) -> Choice:
-    """Earlier options are more likely, as the words of a language are."""
+def zipf(options: str | Iterable) -> Choice:
+    """Weight options (or words) by rank: earlier ones are more likely, as the words of a language are."""
+    options = options.split() if isinstance(options, str) else options
     return weighted({option: 1 / (rank + 3) for rank, option in enumerate(options)})
 
 
 class Writer:
+    """A pen that draws every choice at random."""
+
     def __init__(self, rng: random.Random):
         self.rng, self.words, self.log_p = rng, [], 0.0
 
@@ -55,14 +61,16 @@ class Writer:
 
 
 class Mismatch(Exception):
-    """The text says something else than the choices made so far."""
+    """Error: the text does not continue with what the grammar says."""
 
 
 class Fork(Exception):
-    """The text allows more than one option here."""
+    """Error: the text allows several options, and none is decided."""
 
 
 class Reader:
+    """A pen that follows a text, with the choices decided so far."""
+
     def __init__(self, words: list[str], decided: tuple[int, ...]):
         self.words, self.decided = words, decided
         self.position, self.made, self.log_p = 0, 0, 0.0
@@ -84,7 +92,7 @@ class Reader:
         self.position = end
 
     def say_one(self, choice: Choice) -> str:
-        """The text decides: options are distinct words, so at most one fits."""
+        """Take the option that the text has here: options are distinct words, so at most one fits."""
         word = self.words[self.position] if self.position < len(self.words) else None
         if word not in choice.options:
             raise Mismatch
@@ -101,7 +109,7 @@ Program = Callable[[Writer | Reader], Any]
 class Grammar:
     text: Program
     sentences: tuple[Program, ...]
-    """What passes as a sentence by itself, out of context."""
+    """Kinds of sentences that are valid out of context."""
 
 
 def split(text: str) -> list[str]:
@@ -122,16 +130,16 @@ def write(grammar: Grammar, n: int, seed: int) -> list[str]:
 
 
 def log_probability(program: Program, text: str) -> float:
-    """The exact log-probability of `text`, summed over all ways to write it; -inf if there is none."""
-    words, ways, open_ends = split(text), [], [()]
-    while open_ends:
-        pen = Reader(words, open_ends.pop())
+    """Compute the log-probability of a text, summed over all ways to write it; -inf if there is none."""
+    words, ways, undecided = split(text), [], [()]
+    while undecided:
+        pen = Reader(words, undecided.pop())
         try:
             program(pen)
         except Mismatch:
             continue
         except Fork as fork:
-            open_ends += [(*pen.decided[: pen.made], i) for i in range(fork.args[0])]
+            undecided += [(*pen.decided[: pen.made], i) for i in range(fork.args[0])]
             continue
         if pen.position == len(words):
             ways.append(pen.log_p)
@@ -139,7 +147,7 @@ def log_probability(program: Program, text: str) -> float:
 
 
 def valid_sentences(grammar: Grammar, text: str) -> tuple[int, int]:
-    """How many sentences of `text` are well-formed by themselves, and how many there are."""
+    """Count the sentences of a text that are well-formed by themselves, and all of its sentences."""
     sentences = [part for part in re.findall(r"[^.]+\.?", text) if part.strip()]
     if log_probability(grammar.text, text) > -math.inf:
         return len(sentences), len(sentences)
@@ -149,55 +157,39 @@ def valid_sentences(grammar: Grammar, text: str) -> tuple[int, int]:
 
 # Short English stories: someone gets something somewhere, then does something with it.
 
-WOMEN = """Anna Clara Emma Julia Lena Maria Nora Olga Rosa Sara Tessa Vera Alice Betty Carla Diana Elsa Flora Greta Hanna Irene
-Judith Kira Lucy""".split()
-MEN = """Adam Boris David Felix Henry Jacob Leo Martin Oscar Peter Simon Tom Anton Bruno Conrad Daniel Emil Frank Gustav Hugo Ivan
-Jonas Karl Louis""".split()
-OPENERS = {
-    "past": "Yesterday Recently Once Earlier".split(),
-    "present": "Often Usually Sometimes Nowadays".split(),
-    "future": "Tomorrow Soon Tonight Someday".split(),
-}
-LINKS = "Then Later Afterwards Finally".split()
+WOMEN = """Anna Clara Emma Julia Lena Maria Nora Olga Rosa Sara Tessa Vera Alice Betty Carla Diana Elsa Flora
+Greta Hanna Irene Judith Kira Lucy""".split()
+MEN = """Adam Boris David Felix Henry Jacob Leo Martin Oscar Peter Simon Tom Anton Bruno Conrad Daniel Emil
+Frank Gustav Hugo Ivan Jonas Karl Louis""".split()
 PLACES = {
     "in": "garden kitchen forest village library cellar valley".split(),
     "at": "market station school harbor fair museum bakery".split(),
     "near": "river bridge church lake castle tower mill".split(),
 }
-ROOMS = zipf("house room attic yard cabin shed".split())
-COMPANIONS = zipf("friend sister brother neighbor cousin teacher uncle aunt".split())
 
 
 def regular(verb: str) -> tuple[str, str, str]:
-    """Base, third person and past of a regular verb."""
+    """Inflect a regular verb: base, third person and past."""
     if verb.endswith("y") and verb[-2] not in "aeiou":
         return verb, verb[:-1] + "ies", verb[:-1] + "ied"
     third = verb + ("es" if verb.endswith(("s", "sh", "ch", "x")) else "s")
     return verb, third, verb + ("d" if verb.endswith("e") else "ed")
 
 
-IRREGULAR = {
-    forms.split()[0]: tuple(forms.split())
-    for forms in """buy buys bought; find finds found; see sees saw; meet meets met; get gets got; choose chooses chose;
-    eat eats ate; feed feeds fed; read reads read; hide hides hid; sell sells sold; wear wears wore; steal steals stole;
-    draw draws drew; keep keeps kept; make makes made; hug hugs hugged; chop chops chopped; win wins won;
-    knit knits knitted; pat pats patted""".split(";")
-}
+def irregular(verbs: str) -> dict[str, tuple[str, ...]]:
+    """List the forms of irregular verbs by their base."""
+    return {forms.split()[0]: tuple(forms.split()) for forms in verbs.split(";")}
 
 
-def verb_forms(verbs: str) -> Choice:
-    return zipf(IRREGULAR.get(verb) or regular(verb) for verb in verbs.split())
-
-
-def noun_forms(nouns: str) -> Choice:
-    """Singular and plural; irregular plurals are given behind a slash."""
-    pairs = (noun.split("/") if "/" in noun else (noun, noun + "s") for noun in nouns.split())
-    return zipf(tuple(pair) for pair in pairs)
+IRREGULAR = irregular("""buy buys bought; find finds found; see sees saw; meet meets met; get gets got;
+choose chooses chose; eat eats ate; feed feeds fed; read reads read; hide hides hid; sell sells sold;
+wear wears wore; steal steals stole; draw draws drew; keep keeps kept; make makes made; hug hugs hugged;
+chop chops chopped; win wins won; knit knits knitted; pat pats patted""")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object: what it is called, what it is like, how one comes by it and what one does with it."""
+    """A kind of object: its names, its properties, ways to get it and ways to use it."""
 
     nouns: Choice
     adjectives: Choice
@@ -205,63 +197,53 @@ class Kind:
     using: Choice
 
 
+def make_kind(nouns: str, adjectives: str, getting: str, using: str) -> Kind:
+    """Make a kind from lists of words; irregular plurals stand behind a slash."""
+    pairs = (tuple(noun.split("/")) if "/" in noun else (noun, noun + "s") for noun in nouns.split())
+    verbs = (zipf(IRREGULAR.get(verb) or regular(verb) for verb in part.split()) for part in (getting, using))
+    return Kind(zipf(pairs), zipf(adjectives), *verbs)
+
+
 KINDS = zipf(
-    [
-        Kind(
-            noun_forms("apple cake pear cookie carrot onion melon plum peach/peaches tomato/tomatoes"),
-            zipf("sweet fresh ripe sour delicious juicy".split()),
-            verb_forms("buy find order choose"),
-            verb_forms("eat taste slice cook chop"),
-        ),
-        Kind(
-            noun_forms("dog cat horse goat rabbit duck parrot turtle puppy/puppies pony/ponies"),
-            zipf("hungry gentle noisy shy young clever".split()),
-            verb_forms("see meet adopt find"),
-            verb_forms("feed wash follow hug pat"),
-        ),
-        Kind(
-            noun_forms("book letter map poem diary/diaries novel postcard notebook magazine song"),
-            zipf("long secret funny famous strange ancient".split()),
-            verb_forms("borrow receive discover get"),
-            verb_forms("read copy study hide translate"),
-        ),
-        Kind(
-            noun_forms("lamp chair clock mirror box/boxes vase basket table shelf/shelves bench/benches"),
-            zipf("heavy wooden broken golden dusty elegant".split()),
-            verb_forms("buy inherit steal make"),
-            verb_forms("clean repair paint sell move"),
-        ),
-        Kind(
-            noun_forms("coat hat scarf/scarves dress/dresses shirt jacket sweater glove ribbon blanket"),
-            zipf("warm woolen colorful expensive soft ugly".split()),
-            verb_forms("order choose receive knit"),
-            verb_forms("wear fold mend wash sew"),
-        ),
-        Kind(
-            noun_forms("drum kite flute doll guitar violin puzzle trumpet camera compass/compasses"),
-            zipf("tiny shiny silver modern simple precious".split()),
-            verb_forms("get borrow discover win"),
-            verb_forms("polish draw keep test admire"),
-        ),
-    ]
+    make_kind(*kind.split(";"))
+    for kind in """
+    apple cake pear cookie carrot onion melon plum peach/peaches tomato/tomatoes;
+    sweet fresh ripe sour delicious juicy; buy find order choose; eat taste slice cook chop.
+    dog cat horse goat rabbit duck parrot turtle puppy/puppies pony/ponies;
+    hungry gentle noisy shy young clever; see meet adopt find; feed wash follow hug pat.
+    book letter map poem diary/diaries novel postcard notebook magazine song;
+    long secret funny famous strange ancient; borrow receive discover get; read copy study hide translate.
+    lamp chair clock mirror box/boxes vase basket table shelf/shelves bench/benches;
+    heavy wooden broken golden dusty elegant; buy inherit steal make; clean repair paint sell move.
+    coat hat scarf/scarves dress/dresses shirt jacket sweater glove ribbon blanket;
+    warm woolen colorful expensive soft ugly; order choose receive knit; wear fold mend wash sew.
+    drum kite flute doll guitar violin puzzle trumpet camera compass/compasses;
+    tiny shiny silver modern simple precious; get borrow discover win; polish draw keep test admire
+    """.split(".")
 )
 NAMES = zipf(pair for both in zip(WOMEN, MEN, strict=True) for pair in zip(both, ("she", "he"), strict=True))
 POSSESSIVE = {"she": "her", "he": "his", "they": "their"}
 PRONOUNS = zipf(POSSESSIVE)
 TENSES = weighted({"past": 5, "present": 3, "future": 2})
-OPENING = {tense: zipf(words) for tense, words in OPENERS.items()}
-LINKING = zipf(LINKS)
-WHERE = zipf(pair for places in zip(*PLACES.values(), strict=True) for pair in zip(PLACES, places, strict=True))
-NUMBERS = zipf(["two", "three", "some", "many"])
+OPENING = {
+    "past": zipf("Yesterday Recently Once Earlier"),
+    "present": zipf("Often Usually Sometimes Nowadays"),
+    "future": zipf("Tomorrow Soon Tonight Someday"),
+}
+LINKING = zipf("Then Later Afterwards Finally")
+WHERE = zipf(pair for row in zip(*PLACES.values(), strict=True) for pair in zip(PLACES, row, strict=True))
+ROOMS = zipf("house room attic yard cabin shed")
+COMPANIONS = zipf("friend sister brother neighbor cousin teacher uncle aunt")
+NUMBERS = zipf("two three some many")
+PRAISE = zipf("special lovely useful beautiful nice rare cheap unusual")
 PLURAL = weighted({False: 2, True: 1})
 OBJECT_AS = weighted({"noun": 3, "pronoun": 1})
 SETTING = weighted({"companion": 2, "room": 1})
 REASON = weighted({True: 3, False: 2})
-PRAISE = zipf("special lovely useful beautiful nice rare cheap unusual".split())
 
 
 class Scene(NamedTuple):
-    """What the second sentence must agree with."""
+    """Features of the first sentence that the second must agree with."""
 
     tense: str
     pronoun: str
@@ -279,17 +261,18 @@ def say_verb(pen, verbs: Choice, tense: str, plural: bool):
 
 @cache
 def inflected(forms: Choice, i: int) -> Choice:
-    """The same choice with one form of every word."""
+    """Choose among words in one of their forms."""
     return forms._replace(options=tuple(word[i] for word in forms.options))
 
 
 @cache
 def names_but(taken: str) -> Choice:
-    return weighted({name: p for (name, _), p in zip(NAMES.options, NAMES.probabilities, strict=True) if name != taken})
+    others = zip(NAMES.options, NAMES.probabilities, strict=True)
+    return weighted({name: p for (name, _), p in others if name != taken})
 
 
 def say_someone(pen) -> str:
-    """One or two people; the pronoun that stands for them."""
+    """Say one or two people, and return the pronoun that stands for them."""
     name, pronoun = pen.pick(NAMES)
     pen.say(name)
     if not pen.pick(PLURAL):
@@ -337,12 +320,12 @@ def second_sentence(pen, scene: Scene):
 
 
 def story(pen):
-    """Two sentences that agree in person, number, tense and object."""
+    """Say two sentences that agree in person, number, tense and object."""
     second_sentence(pen, first_sentence(pen))
 
 
 def lone_second_sentence(pen):
-    """A second sentence whatever came before it."""
+    """Say a second sentence that fits any first one."""
     kind = pen.pick(KINDS)
     tense, pronoun, plural = pen.pick(TENSES), pen.pick(PRONOUNS), pen.pick(PLURAL)
     noun = pen.pick(inflected(kind.nouns, int(plural)))

@@ -1,6 +1,6 @@
-"""A T5 trained from scratch by span corruption, of which ELF keeps the encoder (the paper's Appendix E.3).
+"""A T5 trained from scratch by span corruption; ELF keeps its encoder (Appendix E.3).
 
-The paper's is of T5-small's size and trains on OpenWebText; the one of the embedded corpora is small and learns in minutes.
+The paper's has the size of T5-small and trains on OpenWebText. Ours for embedded corpora trains in minutes.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,59 +13,54 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from corpora import Rows
+from corpora.rows import Rows
 from elf import RMSNorm
-from errors import Refused
-from pretrained import T5_CONFIGS, T5Attention, T5Encoder, T5FeedForward, relative_bias, t5_from_config
+from encoders.t5 import T5_CONFIGS, T5Attention, T5Encoder, T5FeedForward, relative_bias, t5_from_config
+from runtime.errors import UserError
 
-# The encoder of the embedded corpora. ELF learns fast where words of one kind lie together and every word still tells which it
-# is. Hiding half of the short texts brings the first about; embeddings that start neither at T5's std of 1 nor near 0 keep the
-# second. Where one answer is right, the second matters more, and training is short and gentle (see settings.py): it leaves the
-# nearest of two words a squared distance of 0.9 apart, of a variance of 1, where the long one brings them to 0.07.
-SMALL = dict(
-    model_type="t5",
-    d_model=128,
-    num_layers=2,
-    num_decoder_layers=1,
-    num_heads=4,
-    d_kv=32,
-    d_ff=256,
-    feed_forward_proj="gated-gelu",
-    relative_attention_num_buckets=32,
-    relative_attention_max_distance=128,
-)
+VERSION = 1
+"""Version of the recipe: raise it by hand when the same config gives other weights (network, draws, loss)."""
+
+# The encoder of the embedded corpora. ELF learns fast if words of one kind have similar embeddings, and each
+# embedding still identifies its word. Hiding half of a short text gives the first. An initial std of
+# embeddings between 0 and T5's 1 keeps the second. Where a source has one right answer, the second matters
+# more, so training is shorter and its rate lower (config.py): the nearest two words are then at a squared
+# distance of 0.9, for a variance of 1. Longer training brings them to 0.07.
+SMALL = dict(model_type="t5", d_model=128, num_layers=2, num_decoder_layers=1, num_heads=4, d_kv=32, d_ff=256)
+SMALL |= dict(feed_forward_proj="gated-gelu", relative_attention_num_buckets=32)
+SMALL |= dict(relative_attention_max_distance=128)
 
 
 class Recipe(NamedTuple):
     shape: dict[str, Any]
-    """As a Hugging Face configuration says it."""
+    """Hugging Face configuration of the network."""
     density: float
     """Share of a text that is hidden."""
     embed_std: float
-    """Of the embeddings at first."""
+    """Standard deviation of the initial embeddings."""
     mean_span: float = 3.0
-    """Tokens of a hidden span."""
+    """Mean number of tokens in a hidden span."""
 
 
 def recipe_of(name: str, vocab: int) -> Recipe:
-    """Of `scratch`, of another width by its name, as `scratch-256`, or of T5's own, as `scratch-t5-small`."""
+    """Read a recipe from a name: `scratch`, another width as in `scratch-256`, or `scratch-t5-small`."""
     shape = name.removeprefix("scratch").removeprefix("-") or str(SMALL["d_model"])
     if shape in T5_CONFIGS:
         return Recipe(T5_CONFIGS[shape] | dict(vocab_size=vocab), density=0.15, embed_std=1.0)
     if not shape.isdigit() or int(shape) == 0:
-        raise Refused(
-            f"--encoder {name}: give scratch, scratch-256 for another width than {SMALL['d_model']}, or scratch-t5-small"
-        )
+        raise UserError(f"--encoder {name}: give scratch, scratch-256 for another width, or scratch-t5-small")
     return Recipe(SMALL | dict(vocab_size=vocab, d_model=int(shape)), density=0.5, embed_std=0.7)
 
 
 def sentinels_of(tokenizer) -> list[int]:
-    """Tokens that stand for hidden spans: T5's <extra_id_0> and so on. Padding is hidden from the encoder as token 0."""
-    known = tokenizer.get_vocab()
-    found = [known[f"<extra_id_{i}>"] for i in range(100) if f"<extra_id_{i}>" in known]
-    if not found or tokenizer.pad_token_id != 0:
-        raise Refused("--encoder scratch needs a tokenizer like T5's: with <extra_id_0> and so on, and padding as token 0")
-    return found
+    """List the tokens that stand for hidden spans: T5's <extra_id_0> and so on. Token 0 must be padding."""
+    vocab = tokenizer.get_vocab()
+    sentinels = [vocab[f"<extra_id_{i}>"] for i in range(100) if f"<extra_id_{i}>" in vocab]
+    if not sentinels or tokenizer.pad_token_id != 0:
+        raise UserError(
+            "--encoder scratch needs a --tokenizer like T5's: with <extra_id_0> and padding as token 0"
+        )
+    return sentinels
 
 
 class DecoderBlock(eqx.Module):
@@ -79,10 +74,11 @@ class DecoderBlock(eqx.Module):
     def __init__(self, config: Mapping, *, key: PRNGKeyArray):
         k1, k2, k3 = jax.random.split(key, 3)
         width, heads, head_dim = config["d_model"], config["num_heads"], config["d_kv"]
+        gated = config["feed_forward_proj"].startswith("gated")
         self.norm1, self.norm2, self.norm3 = RMSNorm(width), RMSNorm(width), RMSNorm(width)
         self.attend = T5Attention(width, heads, head_dim, key=k1)
         self.cross = T5Attention(width, heads, head_dim, key=k2)
-        self.mlp = T5FeedForward(width, config["d_ff"], config["feed_forward_proj"].startswith("gated"), key=k3)
+        self.mlp = T5FeedForward(width, config["d_ff"], gated, key=k3)
 
     def __call__(self, h, context, bias, cross_bias):
         normed = self.norm1(h)
@@ -92,7 +88,7 @@ class DecoderBlock(eqx.Module):
 
 
 class T5(eqx.Module):
-    """Encoder and decoder, as far as the span-corruption objective needs them."""
+    """Encoder and decoder, as far as span corruption needs them."""
 
     encoder: T5Encoder
     position_bias: Float[Array, "buckets heads"]
@@ -101,14 +97,15 @@ class T5(eqx.Module):
 
     def __init__(self, config: Mapping, *, embed_std: float = 1.0, key: PRNGKeyArray):
         k1, k2, k3 = jax.random.split(key, 3)
-        encoder, depth = t5_from_config(config, k1), config.get("num_decoder_layers", config["num_layers"])
+        encoder, width = t5_from_config(config, k1), config["d_model"]
         self.encoder = eqx.tree_at(lambda e: e.embed, encoder, embed_std * encoder.embed)
-        self.position_bias = config["d_model"] ** -0.5 * jax.random.normal(k2, self.encoder.position_bias.shape)
-        self.blocks = eqx.filter_vmap(lambda k: DecoderBlock(config, key=k))(jax.random.split(k3, depth))
-        self.norm = RMSNorm(config["d_model"])
+        self.position_bias = width**-0.5 * jax.random.normal(k2, encoder.position_bias.shape)
+        keys = jax.random.split(k3, config.get("num_decoder_layers", config["num_layers"]))
+        self.blocks = eqx.filter_vmap(lambda k: DecoderBlock(config, key=k))(keys)
+        self.norm = RMSNorm(width)
 
     def __call__(self, s: Int[Array, "N L"], target: Int[Array, "N T"]) -> Float[Array, "N T V"]:
-        """Logits of every target token, given the corrupted text and the target tokens before it. Padding is 0."""
+        """Compute the logits of each target token from the source and earlier target tokens; 0 is padding."""
         (n, length), width = s.shape, target.shape[1]
         valid = (s != 0)[:, None, :]
         context = self.encoder(s, jnp.broadcast_to(valid, (n, length, length)))
@@ -121,17 +118,17 @@ class T5(eqx.Module):
         return (self.norm(h) @ self.encoder.embed.T * h.shape[-1] ** -0.5).astype(jnp.float32)
 
 
-# Span corruption: spans of a text give way to sentinels in the source, and the target spells them out
+# Span corruption: sentinels replace spans of a text in the source, and the target spells out the spans
 
 
 def span_counts(length: int, density: float, mean_span: float, sentinels: int) -> tuple[int, int]:
-    """How many tokens of a text are hidden, and in how many spans."""
+    """Count the hidden tokens of a text, and the spans they form."""
     hidden = max(1, round(length * density))
     return hidden, min(max(1, round(hidden / mean_span)), sentinels, max(1, length - hidden + 1))
 
 
 def choose(key: PRNGKeyArray, n: Int[Array, ""], of: Int[Array, ""], size: int) -> Bool[Array, " size"]:
-    """Marks n of the first `of` places, each choice as likely as any other."""
+    """Mark n of the first `of` places; every choice is equally likely."""
     u = jnp.where(jnp.arange(size) < of, jax.random.uniform(key, (size,)), jnp.inf)
     return jnp.argsort(jnp.argsort(u)) < n
 
@@ -142,62 +139,69 @@ def corrupt_spans(
     n: Int[Array, ""],
     sentinels: Int[Array, " K"],
     eos: int,
-    density: float,
-    mean_span: float,
+    recipe: Recipe,
 ) -> tuple[Int[Array, " S"], Int[Array, " T"]]:
-    """Source and target of the first n tokens of s, each ended by EOS and padded by 0."""
+    """Make source and target from the first n tokens of s; both end in EOS and are padded by 0."""
     length, (k1, k2) = len(s), jax.random.split(key)
-    counts = np.array([span_counts(i, density, mean_span, len(sentinels)) for i in range(length + 1)])
-    source_length, target_length = (np.arange(length + 1) - counts[:, 0] + counts[:, 1]).max() + 1, counts.sum(1).max() + 1
+    counts = [span_counts(i, recipe.density, recipe.mean_span, len(sentinels)) for i in range(length + 1)]
+    counts = np.array(counts)
+    source_length = (np.arange(length + 1) - counts[:, 0] + counts[:, 1]).max() + 1
+    target_length = counts.sum(1).max() + 1
     hidden, spans = jnp.asarray(counts)[n]
 
-    j = jnp.arange(counts[:, 0].max())  # the hidden tokens in their order
-    starts = jnp.pad(choose(k1, spans - 1, hidden - 1, len(j)), (1, 0), constant_values=True)[:-1]  # those that begin a span
+    j = jnp.arange(counts[:, 0].max())  # numbers the hidden tokens
+    starts = choose(k1, spans - 1, hidden - 1, len(j))  # hidden tokens that begin a span, except the first
+    starts = jnp.pad(starts, (1, 0), constant_values=True)[:-1]
     span = jnp.cumsum(starts) - 1
-    (kept_before,) = jnp.nonzero(choose(k2, spans, n - hidden + 1, length + 1), size=len(sentinels))  # spans never touch
+    gaps = choose(k2, spans, n - hidden + 1, length + 1)  # spans never touch
+    (kept_before,) = jnp.nonzero(gaps, size=len(sentinels))
     position = jnp.where(j < hidden, j + kept_before[span], length)
 
     def mark(where):
         return jnp.zeros(length, bool).at[jnp.where(where, position, length)].set(True, mode="drop")
 
     def put(size, *parts):
-        """Values where they belong, if that is inside."""
+        """Scatter (places, values); places beyond the size are dropped."""
         at, values = (jnp.concatenate([jnp.atleast_1d(part[i]) for part in parts]) for i in range(2))
         return jnp.zeros(size, s.dtype).at[at].set(values, mode="drop")
 
     first, gone = mark(starts), mark(True)
     stays = (jnp.arange(length) < n) & (first | ~gone)
     tokens = jnp.where(first, sentinels[jnp.cumsum(first) - 1], s)
-    source = put(source_length, (jnp.where(stays, jnp.cumsum(stays) - 1, source_length), tokens), (jnp.sum(stays), eos))
+    stay_at = jnp.where(stays, jnp.cumsum(stays) - 1, source_length)
+    source = put(source_length, (stay_at, tokens), (jnp.sum(stays), eos))
     sentinel_at = jnp.where(starts & (j < hidden), j + span, target_length)
     token_at = jnp.where(j < hidden, j + span + 1, target_length)
-    target = put(target_length, (sentinel_at, sentinels[span]), (token_at, s[position]), (hidden + spans, eos))
-    return source, target
+    spelled = (sentinel_at, sentinels[span]), (token_at, s[position])
+    return source, put(target_length, *spelled, (hidden + spans, eos))
 
 
 def text_to_learn(
     key: PRNGKeyArray, s: Int[Array, " L"], length: Int[Array, ""], prefix: Int[Array, ""]
 ) -> tuple[Int[Array, " L"], Int[Array, ""]]:
-    """What the encoder learns from, and its tokens without the last EOS: a whole row or, where it has a source, also the source
-    or the text by itself. Together, words come to lie near their translations; alone, as a source is seen in ELF."""
+    """Draw a text to learn from: the row, or its source or text alone. Count its tokens without the last EOS.
+
+    Together, words get embeddings near their translations; alone is how ELF encodes a source.
+    """
     piece = jnp.where(prefix > 0, jax.random.randint(key, (), 0, 3), 0)
     begin, end = jnp.stack([0, 0, prefix])[piece], jnp.stack([length, prefix, length])[piece]
     return jnp.roll(s, -begin), end - begin - 1
 
 
 def make_loss(recipe: Recipe, sentinels: list[int], eos: int, cast: Callable) -> Callable:
-    """(model, nothing, rows, their numbers, key) -> summed cross-entropy of the targets, and sums and counts as ELF's losses."""
+    """Make the loss of a Method: the cross-entropy of the targets, with nothing frozen."""
 
     def pair(row, s, length, prefix, key):
         k1, k2 = jax.random.split(jax.random.fold_in(key, row))
         s, n = text_to_learn(k1, s, length, prefix)
-        source, target = corrupt_spans(k2, s, n, jnp.array(sentinels), eos, recipe.density, recipe.mean_span)
+        source, target = corrupt_spans(k2, s, n, jnp.array(sentinels), eos, recipe)
         return source, jnp.where(n > 0, target, 0)
 
     def loss(model: T5, _, rows: Rows, row: Int[Array, " N"], key: PRNGKeyArray):
         source, target = jax.vmap(pair, in_axes=(0, 0, 0, 0, None))(row, *rows, key)
+        counted = target != 0
         ce = optax.softmax_cross_entropy_with_integer_labels(cast(model)(source, target), target)
-        ces = jnp.stack([jnp.sum(ce * (target != 0)), jnp.sum(target != 0)])
-        return ces[0], jnp.stack([jnp.zeros(2), ces])
+        total = jnp.sum(ce * counted)
+        return total, {"ce": (total, jnp.sum(counted))}
 
     return loss

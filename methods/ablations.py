@@ -1,8 +1,5 @@
-"""What the paper compares ELF with: adaLN-Zero, embedding tables, a separate decoder.
-
-Each takes the place of one part and leaves the others as they are: `AdaLNZero` that of the network, `Table` that of the encoder,
-`TwoStage` that of what is sampled from.
-"""
+"""The paper's ablations of ELF: adaLN-Zero for control tokens, a learned table for the encoder, a separate
+decoder."""
 
 import equinox as eqx
 import jax
@@ -10,15 +7,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from config import TrainConfig
+from corpora.rows import Rows
+from data import Embedder, cast
 from elf import ELF, Attention, Linear, RMSNorm, Rope, ScalarTokens, SwiGLU, rope_angles
+from encoders.t5 import T5Encoder, t5_config, t5_from_config
+from encoders.table import unit
 from losses import Batch, decode_loss, logit_normal
-from pretrained import T5Encoder
+from methods import Method
 
-# Conditioning by adaLN-Zero (Appendix D.4), of which the paper tells the number of parameters: 148M for ELF-B
+# Conditioning by adaLN-Zero (Appendix D.4). The paper gives only the number of parameters: 148M for ELF-B.
 
 
 class Modulated(eqx.Module):
-    """A norm whose output is scaled and shifted by what the network is conditioned on."""
+    """A norm with an output scaled and shifted by the condition."""
 
     norm: RMSNorm
     scale: Float[Array, "*n 1 D"]
@@ -31,7 +33,9 @@ class Modulated(eqx.Module):
 class ModulatedBlock(eqx.Module):
     attend: Attention
     mlp: SwiGLU
-    modulation: Linear  # condition -> scale, shift and gate of both halves; zeros at first, so that a block begins as identity
+    modulation: (
+        Linear  # condition -> scale, shift, gate of both halves; zeros at first: a block starts as identity
+    )
 
     def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
         k1, k2, k3 = jax.random.split(key, 3)
@@ -39,8 +43,12 @@ class ModulatedBlock(eqx.Module):
         self.mlp = SwiGLU(width, key=k2)
         self.modulation = Linear(width, 6 * width, std=0.0, key=k3)
 
-    def __call__(self, h: Float[Array, "*n T D"], c: Float[Array, "*n 1 D"], rope: Rope) -> Float[Array, "*n T D"]:
-        scale, shift, gate, scale_mlp, shift_mlp, gate_mlp = jnp.split(self.modulation(jax.nn.silu(c)), 6, axis=-1)
+    def __call__(
+        self, h: Float[Array, "*n T D"], c: Float[Array, "*n 1 D"], rope: Rope
+    ) -> Float[Array, "*n T D"]:
+        scale, shift, gate, scale_mlp, shift_mlp, gate_mlp = jnp.split(
+            self.modulation(jax.nn.silu(c)), 6, axis=-1
+        )
         attend = eqx.tree_at(lambda a: a.norm, self.attend, Modulated(self.attend.norm, scale, shift))
         mlp = eqx.tree_at(lambda m: m.norm, self.mlp, Modulated(self.mlp.norm, scale_mlp, shift_mlp))
         h = h + gate * attend(h, rope)
@@ -48,11 +56,11 @@ class ModulatedBlock(eqx.Module):
 
 
 class AdaLNZero(ELF):
-    """ELF without control tokens: the sum of time, guidance scale and mode modulates every block and, before its norm, the
-    output of the last one."""
+    """ELF without control tokens: the sum of time, guidance scale and mode modulates every block and the
+    output."""
 
     blocks: ModulatedBlock
-    modulation: Linear  # condition -> scale and shift of the output
+    modulation: Linear  # condition -> scale and shift of the output, before its norm
 
     def __init__(self, depth: int, width: int, heads: int, *, key: PRNGKeyArray, **others):
         super().__init__(depth, width, heads, key=key, **others)
@@ -60,7 +68,9 @@ class AdaLNZero(ELF):
         self.time = ScalarTokens(width, tokens=1, key=keys[0])
         self.guidance = ScalarTokens(width, tokens=1, key=keys[1])
         self.mode = 0.02 * jax.random.normal(keys[2], (1, width))
-        self.blocks = eqx.filter_vmap(lambda k: ModulatedBlock(width, heads, key=k))(jax.random.split(keys[3], depth))
+        self.blocks = eqx.filter_vmap(lambda k: ModulatedBlock(width, heads, key=k))(
+            jax.random.split(keys[3], depth)
+        )
         self.modulation = Linear(width, 2 * width, std=0.0, key=keys[4])
 
     def trunk(
@@ -85,48 +95,38 @@ class AdaLNZero(ELF):
         return h * (1 + scale) + shift
 
 
-# Embeddings from a table, which know nothing of their context (Appendix E.3)
-
-
-def unit(table: Float[Array, "V E"]) -> Float[Array, "V E"]:
-    """Every token's embedding at mean 0 and standard deviation 1."""
-    return jax.nn.standardize(table, axis=-1)
+# A learned embedding table (Appendix E.3), tied to the last layer of the decoder head
 
 
 def with_unit_table(model: ELF) -> ELF:
+    """Normalise the learned table of a network."""
     return eqx.tree_at(lambda m: m.unembed.weight, model, replace_fn=lambda w: unit(w.T).T)
 
 
-def unit_table() -> optax.GradientTransformation:
-    """The last link of an optimizer: after every step, the learned table is brought back to unit embeddings."""
+def keep_unit_table() -> optax.GradientTransformation:
+    """Normalise the learned table again after every step; the last part of an optimizer."""
 
     def update(updates, state, params):
         new = with_unit_table(optax.apply_updates(params, updates))
-        return eqx.tree_at(lambda m: m.unembed.weight, updates, new.unembed.weight - params.unembed.weight), state
+        return eqx.tree_at(
+            lambda m: m.unembed.weight, updates, new.unembed.weight - params.unembed.weight
+        ), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def embed_learned(model: ELF, batch: Batch, decode: Bool[Array, " N"]) -> Batch:
-    """Embeddings from the network's own unembedding: denoised rows teach it as a table, decoded rows as unembedding only."""
+    """Embed a batch by the network's own table, which decoder rows train as unembedding only."""
     x = model.unembed.weight.T[batch.s]
     return batch._replace(x=jnp.where(decode[:, None, None], jax.lax.stop_gradient(x), x))
 
 
-class Table(eqx.Module):
-    """In the place of an encoder: every token has one embedding, wherever it stands."""
-
-    embed: Float[Array, "V E"]
-
-    def __call__(self, s: Int[Array, "N L"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
-        return self.embed[s]
-
-
-# A separate decoder: trained first, on embeddings from the frozen encoder; then ELF learns to denoise only
+# A separate decoder: trained first, on embeddings of the frozen encoder. ELF then learns to denoise only.
 
 
 class Decoder(eqx.Module):
-    """The mirror of a T5 encoder: the same layers take embeddings to states, and a table as large takes these to logits."""
+    """The mirror of a T5 encoder: the same layers map embeddings to states, an equally large table maps these
+    to logits."""
 
     body: T5Encoder
 
@@ -139,9 +139,10 @@ class Decoder(eqx.Module):
 def reconstruction_loss(
     decoder: Decoder, batch: Batch, row: Int[Array, " N"], key: PRNGKeyArray, noise_scale: float
 ) -> Float[Array, "N L"]:
-    """Cross-entropy of the tokens behind embeddings of which a fifth is zeros (so we read "masked") and the rest noisy.
+    """Cross-entropy of the tokens, given embeddings of which a fifth is zeros (so we read "masked") and the
+    rest noisy.
 
-    All draws follow from the key and the row's number.
+    All draws follow from the key and the rows' numbers.
     """
 
     def one(row, x):
@@ -154,8 +155,21 @@ def reconstruction_loss(
     return decode_loss(decoder(z), batch.s)
 
 
+def decoder_method(config: TrainConfig, encoder: T5Encoder, dtype) -> Method:
+    """The training of a separate decoder, as a stage before ELF's own."""
+    shape = t5_config(encoder)
+
+    def loss(decoder: Decoder, embedder: Embedder, rows: Rows, row: Int[Array, " N"], key: PRNGKeyArray):
+        batch = embedder(rows, jnp.zeros(len(row), bool))
+        ce = reconstruction_loss(cast(decoder, dtype), batch, row, key, config.decode_noise_scale)
+        total = jnp.sum(ce * batch.counts)
+        return total, dict(ce=(total, jnp.sum(batch.counts)))
+
+    return Method(lambda key: Decoder(t5_from_config(shape, key)), loss)
+
+
 class TwoStage(eqx.Module):
-    """A denoiser and the decoder that was trained apart from it, to be sampled from like an ELF that does both."""
+    """A denoiser and a separately trained decoder, with the interface of an ELF that does both."""
 
     denoiser: ELF
     decoder: Decoder

@@ -1,6 +1,6 @@
-"""Pages to look at texts: samples with the best and the worst marked, and a sample on its way from noise to text.
+"""HTML pages of texts: samples with the best and worst marked, and trajectories from noise to text.
 
-A page is one file that needs nothing else.
+A page is one file that loads nothing else.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from generate import Frame
+from report.texts import Frame
 
 STYLE = """
 :root { color-scheme: light dark; --soft: color-mix(in srgb, currentColor 55%, transparent); }
@@ -27,47 +27,53 @@ mark { background: color-mix(in srgb, #e8b13a 45%, transparent); color: inherit;
 
 
 def page(title: str, body: str) -> str:
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    head += f"<style>{STYLE}</style>"
-    return f"<!doctype html><html lang=en><head>{head}</head><body><h1>{escape(title)}</h1>{body}</body></html>\n"
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    body = f"<h1>{escape(title)}</h1>{body}"
+    return f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>\n"
 
 
 class Sample(NamedTuple):
     text: str
     score: float
-    """Of this text alone."""
     source: str | None = None
     reference: str | None = None
-
-
-def samples_page(
-    title: str, about: str, table: str, samples: Sequence[Sample], what: str, low_is_good: bool, marked: int = 3
-) -> str:
-    """All samples; `what` is the name of their score, and the `marked` best and worst by it stand out."""
-    order = sorted(range(len(samples)), key=lambda i: samples[i].score if low_is_good else -samples[i].score)
-    marked = min(marked, len(samples) // 2)
-    best, worst = set(order[:marked]), set(order[len(order) - marked :])
-    parts = []
-    for i, sample in enumerate(samples):
-        kind = "best" if i in best else "worst" if i in worst or not math.isfinite(sample.score) else ""
-        lines = [f"<div>{escape(sample.text or '(empty)')}</div>"]
-        if sample.source is not None:
-            lines = [small(sample.source), *lines, small(f"reference: {sample.reference}")]
-        score = f"{what} {sample.score:.2f}" if math.isfinite(sample.score) else f"no {what}: not a valid text"
-        lines.append(small(f"{i}: {score}", f"<b>{kind}</b> " if kind else ""))
-        parts.append(f'<article class="{kind}" id="s{i}">{"".join(lines)}</article>')
-    links = [f'<a href="#s{i}">{i}</a>' for i in order]
-    ends = f"<p>Best: {', '.join(links[:marked])}. Worst: {', '.join(links[::-1][:marked])}.</p>" if marked else ""
-    return page(title, f'<p class="about">{escape(about)}</p><pre>{escape(table)}</pre>{ends}{"".join(parts)}')
 
 
 def small(text: str, before: str = "") -> str:
     return f"<div><small>{before}{escape(text)}</small></div>"
 
 
+def article(i: int, sample: Sample, kind: str, name: str) -> str:
+    """Format one sample; `kind` is best, worst or empty, `name` is the name of its score."""
+    lines = [f"<div>{escape(sample.text or '(empty)')}</div>"]
+    if sample.source is not None:
+        lines = [small(sample.source), *lines, small(f"reference: {sample.reference}")]
+    score = f"{name} {sample.score:.2f}" if math.isfinite(sample.score) else f"no {name}: not a valid text"
+    lines.append(small(f"{i}: {score}", f"<b>{kind}</b> " if kind else ""))
+    return f'<article class="{kind}" id="s{i}">{"".join(lines)}</article>'
+
+
+def samples_page(
+    title: str, about: str, table: str, samples: list[Sample], name: str, low_is_good: bool, marked: int = 3
+) -> str:
+    """Make a page of all samples; the `marked` best and worst by the score `name` stand out."""
+    order = sorted(range(len(samples)), key=lambda i: samples[i].score if low_is_good else -samples[i].score)
+    marked = min(marked, len(samples) // 2)
+    kinds = {i: "worst" for i, sample in enumerate(samples) if not math.isfinite(sample.score)}
+    kinds |= dict.fromkeys(order[len(order) - marked :], "worst") | dict.fromkeys(order[:marked], "best")
+    articles = [article(i, sample, kinds.get(i, ""), name) for i, sample in enumerate(samples)]
+    links = [f'<a href="#s{i}">{i}</a>' for i in order]
+    best, worst = ", ".join(links[:marked]), ", ".join(links[::-1][:marked])
+    ends = f"<p>Best: {best}. Worst: {worst}.</p>" if marked else ""
+    head = f'<p class="about">{escape(about)}</p><pre>{escape(table)}</pre>{ends}'
+    return page(title, head + "".join(articles))
+
+
 SLIDER = """
 <p class="about">{about} Move the slider, or press the arrow keys.</p>
-<label>t = <output id="t"></output><input id="slider" type="range" min="0" max="{last}" value="0" step="1" autofocus></label>
+<label>t = <output id="t"></output>
+<input id="slider" type="range" min="0" max="{last}" value="0" step="1" autofocus></label>
 <div id="texts"></div>
 <script>
 const samples = {samples}, sources = {sources};
@@ -96,12 +102,13 @@ show();
 """
 
 
-def trajectory_page(title: str, about: str, samples: Sequence[Sequence[Frame]], sources: Sequence[str] = ()) -> str:
-    """A slider over t; words that differ from the frame before are marked. What is answered, if anything, stands above."""
+def trajectory_page(title: str, about: str, samples: list[list[Frame]], sources: Sequence[str] = ()) -> str:
+    """Make a page with a slider over t that marks changed words; a sample's source stands above it."""
     frames = [[frame._asdict() for frame in frames] for frames in samples]
-    filled = dict(about=escape(about), last=str(len(samples[0]) - 1), sources=in_script(list(sources)), samples=in_script(frames))
-    return page(title, re.sub(r"\{(about|last|sources|samples)\}", lambda found: filled[found[1]], SLIDER))
+    values = dict(about=escape(about), last=str(len(samples[0]) - 1))
+    values |= dict(sources=in_script(list(sources)), samples=in_script(frames))
+    return page(title, re.sub(r"\{(about|last|sources|samples)\}", lambda match: values[match[1]], SLIDER))
 
 
-def in_script(what: list) -> str:
-    return json.dumps(what, ensure_ascii=False).replace("<", "\\u003c")
+def in_script(value: list) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")

@@ -1,21 +1,21 @@
-"""What the paper prints in its tables, as data, each number with the settings it was obtained with.
+"""Numbers printed in the paper's tables, each with the settings it was measured with.
 
-Pairs are (Gen. PPL, entropy) of 1,000 samples on OpenWebText, judged by GPT-2 Large; where ± stands in the paper, a number is a
-pair of mean and standard error. Grids are logit-normal throughout. γ = 0 is the ODE. All of it is the paper's, none of it ours.
+Pairs are (Gen. PPL, entropy) of 1,000 samples on OpenWebText, judged by GPT-2 Large.
+Where the paper prints ±, a number is a pair (mean, standard error). Grids are logit-normal; γ = 0 is the ODE.
 """
 
 from typing import NamedTuple
 
 
 class Sampling(NamedTuple):
-    """Settings of a sampler, in the order in which tables are read."""
+    """Sampler settings, in the order of the tables' columns."""
 
     steps: int
     w: float
     gamma: float
 
 
-# Table 1, downstream: test sets; BLEU on WMT14 De-En, ROUGE-1, -2 and -L on XSum with their standard errors where given.
+# Table 1, downstream test sets: size, BLEU on WMT14 De-En, ROUGE-1, -2 and -L on XSum.
 DOWNSTREAM_SAMPLING, DOWNSTREAM_CFG = Sampling(steps=64, w=1.0, gamma=0.0), 2.0
 DOWNSTREAM = {
     "AR": ("99M", 25.2, (30.5, 0.13), (10.2, 0.11), (24.4, 0.12)),
@@ -27,10 +27,10 @@ DOWNSTREAM = {
     "ELF-B": ("105M (+35M)", 26.4, (36.0, 0.13), (12.2, 0.11), (27.8, 0.12)),
 }
 
-# Table 3, the curriculum of distillation: student steps, and teacher steps that each of them stands for.
+# Table 3, the curriculum of distillation: student steps -> teacher steps that each replaces.
 CURRICULUM = {16: 4, 8: 8, 4: 16, 2: 32, 1: 64}
 
-# Table 4, few steps: after five rounds of distillation, by number of steps.
+# Table 4, few steps after five rounds of distillation: number of steps -> one pair per method.
 FEW_STEP_SAMPLING = {steps: Sampling(steps, w=2.5, gamma=1.5) for steps in (1, 2, 4, 8)}
 FEW_STEP_SAMPLING |= {steps: Sampling(steps, w=2.0, gamma=2.0) for steps in (16, 32)}
 FEW_STEP_METHODS = ("MDLM + SDTT", "Duo + DCD", "FMLM", "ELF + PD")
@@ -43,7 +43,7 @@ FEW_STEP = {
     32: ((40.41, 5.34), (63.98, 5.40), (45.09, 5.25), (21.32, 5.04)),
 }
 
-# Table 5, rounds of distillation: by the student steps that a round trains for, then by steps of the sampler.
+# Table 5, rounds of distillation: student steps of the round -> steps of the sampler -> pair.
 ROUNDS_SAMPLING = {steps: Sampling(steps, w=2.5, gamma=1.5) for steps in (1, 2, 4, 8)}
 ROUNDS = {
     16: {1: (4.9, 1.72), 2: (119.4, 5.10), 4: (143.4, 5.37), 8: (58.0, 5.26)},
@@ -52,7 +52,7 @@ ROUNDS = {
     2: {1: (165.9, 5.35), 2: (92.2, 5.36), 4: (46.1, 5.28), 8: (27.3, 5.19)},
     1: {1: (136.1, 5.26), 2: (68.2, 5.24), 4: (34.3, 5.16), 8: (23.2, 5.07)},
 }
-DEGENERATE_ENTROPY = 5.0  # Below it, the paper calls text on OpenWebText degenerate.
+DEGENERATE_ENTROPY = 5.0  # The paper calls OpenWebText samples below it degenerate.
 
 # Table 6, sizes: depth, hidden size, heads, parameters, epochs on OpenWebText.
 SIZES = {
@@ -62,37 +62,18 @@ SIZES = {
 }
 
 # Table 7, ELF-B on OpenWebText.
-HYPERPARAMETERS = {
-    "encoder": "T5-small",
-    "embedding": 512,
-    "bottleneck": 128,
-    "width": 768,
-    "length": 1024,
-    "t_mean": -1.5,
-    "t_std": 0.8,
-    "noise_scale": 2.0,
-    "p_mean": 0.8,
-    "p_std": 0.8,
-    "decode_noise_scale": 5.0,
-    "p_decode": 0.2,
-    "p_self_cond": 0.5,
-    "w_min": 0.5,
-    "w_max": 5.0,
-    "control tokens of each kind": 4,
-    "gamma": 1.0,
-    "optimizer": "Muon",
-    "learning_rate": 0.002,
-    "weight_decay": 0.0,
-    "epochs": 5,
-    "batch": 512,
-    "schedule": "constant",
-    "warm-up epochs": 0.5,
-    "ema": 0.9999,
-    "device": "TPU v5p x 64",
-    "hours an epoch": 1.5,
-}
+HYPERPARAMETERS = dict(encoder="T5-small", embedding=512, bottleneck=128, width=768, length=1024)
+HYPERPARAMETERS |= dict(
+    t_mean=-1.5, t_std=0.8, noise_scale=2.0, p_mean=0.8, p_std=0.8, decode_noise_scale=5.0
+)
+HYPERPARAMETERS |= dict(p_decode=0.2, p_self_cond=0.5, w_min=0.5, w_max=5.0, gamma=1.0)
+HYPERPARAMETERS |= dict(
+    optimizer="Muon", learning_rate=0.002, weight_decay=0.0, schedule="constant", ema=0.9999
+)
+HYPERPARAMETERS |= {"control tokens of each kind": 4, "epochs": 5, "warm-up epochs": 0.5, "batch": 512}
+HYPERPARAMETERS |= {"device": "TPU v5p x 64", "hours an epoch": 1.5}
 
-# Table 8, tokens trained on: (batch, steps, length) of base training and of distillation, the total in billions, and its ratio.
+# Table 8, training tokens: training and distillation as (batch, steps, length), billions, ratio to ELF.
 OWT_TOKENS = 9.04e9
 TOKENS = {
     "MDLM": ((512, 1_000_000, 1024), None, 524.3, 11.6),
@@ -105,7 +86,7 @@ TOKENS = {
     "ELF-B": (None, None, 45.2, 1.0),  # 5 epochs of OpenWebText
 }
 
-# Table 9, the system: mean and standard error over seeds 0 to 5.
+# Table 9, system: (PPL, entropy), each a mean and standard error over six seeds.
 SYSTEM_SEEDS = range(6)
 SYSTEM = {
     Sampling(8, w=3.0, gamma=2.0): ((67.32, 2.25), (5.14, 0.085)),
@@ -113,7 +94,7 @@ SYSTEM = {
     Sampling(32, w=3.0, gamma=1.5): ((24.08, 0.16), (5.15, 0.002)),
 }
 
-# Table 10, scaling: 64 steps, by size; γ 1 is the SDE, 0 the ODE.
+# Table 10, scaling at 64 steps: sampler -> size -> pair; γ 1 is the SDE.
 SCALING = {
     Sampling(64, w, gamma): dict(zip(("elf-b", "elf-m", "elf-l"), pairs, strict=True))
     for gamma, rows in {
@@ -135,23 +116,4 @@ SCALING = {
         },
     }.items()
     for w, pairs in rows.items()
-}
-
-# Table 11, settings of the baselines that the paper reproduced for Table 1 (Duo on XSum and on De-En).
-BASELINES = {
-    "codebase": ("E2D2", "E2D2", "E2D2", "Duo", "Duo"),
-    "tokenizer": ("Qwen3-0.6B", "Qwen3-0.6B", "Qwen3-0.6B", "T5-small", "T5-small"),
-    "hidden size": (256, 256, 256, 768, 768),
-    "intermediate size": (768, 768, 768, None, None),
-    "layers": (28, 28, "enc=20, dec=8", 12, 12),
-    "sequence length": (64, 64, 64, 64, 64),
-    "most condition length": (1024, 1024, 1024, 1024, 64),
-    "data": ("XSum", "XSum", "XSum", "XSum", "De-En"),
-    "learning rate": (3e-4, 3e-4, 3e-4, 3e-4, 3e-4),
-    "warm-up steps": (1000, 1000, 1000, 2500, 2500),
-    "batch": (128, 128, 128, 512, 512),
-    "steps": (500_000, 500_000, 500_000, 1_000_000, 1_000_000),
-    "sampling steps": ("64", "about 64", "about 64", 1000, 1000),
-    "block size": (1, 32, 8, None, None),
-    "CFG scale": (None, None, None, 1.0, 1.5),
 }

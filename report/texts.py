@@ -1,156 +1,159 @@
-"""Texts sampled from a trained network."""
+"""Texts sampled from a trained network in batches over a mesh, and their scores, measured once and kept with
+the run."""
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal, NamedTuple
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 from tqdm import tqdm
 
-import corpora
-import data
-import samplers
-from elf import ELF
-from mesh import by_row, fetch, is_chief, place_rows, replicate
-from settings import TrainConfig
+from config import Form, Sampler
+from corpora.rows import Corpus, Split, detokenize
+from data import Conditions
+from methods.elf import elf_method, trajectory
+from report import metrics
+from report.judges import Judge, judge_of
+from report.metrics import Score
+from runtime.checkpoints import Trained
+from runtime.files import hash_of, write_file
+from runtime.mesh import is_process_0, replicate, to_host
 
 
-class Asked(NamedTuple):
-    """Rows whose sources are to be answered; what follows them there is not looked at."""
+def sampling_key(seed: int) -> PRNGKeyArray:
+    """Key of all samples of a seed, apart from the keys of training."""
+    return jax.random.fold_in(jax.random.key(seed), 3)
 
-    embedder: data.Embedder
-    rows: corpora.Rows
+
+def sample_texts(
+    trained: Trained,
+    n: int,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    conditions: Conditions | None = None,
+) -> list[str]:
+    """Sample n texts, 16 at a time on each device; with conditions, the answers to the first n sources."""
+    config, mesh = trained.config, trained.mesh
+    vocab, width = len(trained.tokenizer), len(trained.model.unembed.weight)
+    sample, sampler = elf_method(config, vocab, width, mesh).sample, sampler or config.sampler
+    size = min(16, -(-n // mesh.size)) * mesh.size
+    batches = tqdm(
+        range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_process_0()
+    )
+    texts = []
+    with jax.set_mesh(mesh):
+        model = replicate(trained.model, mesh)
+        for first in batches:
+            number = np.arange(first, first + size)
+            tokens = to_host(sample(model, conditions, number, sampling_key(seed), sampler))
+            texts += detokenize(tokens, trained.tokenizer, prefixes(conditions, number))
+    return texts[:n]
+
+
+def prefixes(conditions: Conditions | None, number: np.ndarray) -> np.ndarray | None:
+    """Tokens of each condition, which are no part of the text."""
+    return None if conditions is None else conditions.rows.prefix[number % len(conditions.rows.s)]
 
 
 class Frame(NamedTuple):
-    """The text that a sample is at a time of its trajectory."""
+    """A sample's text at one time of its trajectory."""
 
     t: float
     text: str
 
 
-Form = Literal["paper", "released"]  # whose SDE step, and whose unguided pass where a condition guides
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """How texts are sampled; the meaning of each is told in settings.py and eval.py."""
-
-    steps: int
-    w: float
-    cfg: float
-    gamma: float
-    grid: Literal["logit-normal", "uniform"] = "logit-normal"
-    form: Form = "paper"
-
-
-def sampler_of(config: TrainConfig) -> Sampler:
-    return Sampler(config.sample_steps, config.w, config.cfg, config.gamma, config.grid)
-
-
-def sampling_key(seed: int) -> PRNGKeyArray:
-    """Of all samples of a seed; apart from the keys of training."""
-    return jax.random.fold_in(jax.random.key(seed), 3)
-
-
-def grid_of(config: TrainConfig, sampler: Sampler, key: PRNGKeyArray) -> Float[Array, " T"]:
-    """The times of a sampler's steps, from its key; noise comes from the same key, folded with other numbers."""
-    if sampler.grid == "uniform":
-        return samplers.uniform_grid(sampler.steps)
-    return samplers.logit_normal_grid(jax.random.fold_in(key, 0), sampler.steps, config.t_mean, config.t_std)
-
-
-@partial(jax.jit, static_argnames=("shape", "mesh"))
-def noise_for(key: PRNGKeyArray, number: Int[Array, " N"], shape: tuple[int, int], mesh: Mesh):
-    """Unit noise to start each sample from and a key for noise on its way, by its number: the same whatever batch and mesh."""
-    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, 1 + i)))(number)
-    eps = jax.vmap(lambda k: jax.random.normal(k, shape))(keys[:, 0])
-    return jax.lax.with_sharding_constraint((eps, keys[:, 1]), by_row(mesh))
-
-
-class Begun(NamedTuple):
-    """Some samples before their first step."""
-
-    z0: samplers.State
-    keys: Key[Array, " N"]
-    given: samplers.Given | None
-    prefix: np.ndarray | None
-    """Tokens of the condition in each, where there is one."""
-
-
-def begin(
-    config: TrainConfig, sampler: Sampler, model: ELF, key: PRNGKeyArray, mesh: Mesh, asked: Asked | None, number: np.ndarray
-) -> Begun:
-    """The samples of these numbers; with sources, answers to those of the same numbers."""
-    eps, keys = noise_for(key, place_rows(number, np.arange(len(number)), mesh), (config.length, len(model.unembed.weight)), mesh)
-    if not asked:
-        return Begun(config.noise_scale * eps, keys, None, None)
-    chosen = number % len(asked.rows.s)
-    rows, none = place_rows(asked.rows, chosen, mesh), jnp.zeros(len(number), bool)
-    batch = jax.jit(data.Embedder.__call__)(asked.embedder, rows, none)
-    given = samplers.Given(batch.x, batch.prefix, sampler.cfg)
-    return Begun(config.noise_scale * eps, keys, given, asked.rows.prefix[chosen])
-
-
-def sample_texts(
-    config: TrainConfig,
-    sampler: Sampler,
-    model: ELF,
-    tokenizer,
-    n: int,
-    key: PRNGKeyArray,
-    mesh: Mesh,
-    asked: Asked | None = None,
-) -> list[str]:
-    """n texts from noise, 16 at a time on each device; the answers to the first n sources, where there are any."""
-    settings = dict(w=sampler.w, gamma=sampler.gamma, noise_scale=config.noise_scale, released=sampler.form == "released")
-    size = min(16, -(-n // mesh.size)) * mesh.size
-    model, ts = replicate((model, grid_of(config, sampler, key)), mesh)
-    texts = []
-    for first in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_chief()):
-        begun = begin(config, sampler, model, key, mesh, asked, np.arange(first, first + size))
-        tokens = samplers.sample(model, begun.z0, ts, begun.keys, begun.given, **settings)
-        texts += corpora.texts_of(fetch(tokens), tokenizer, begun.prefix)
-    return texts[:n]
-
-
 def trajectories(
-    config: TrainConfig,
-    sampler: Sampler,
-    model: ELF,
-    tokenizer,
-    n: int,
-    key: PRNGKeyArray,
-    mesh: Mesh,
-    asked: Asked | None,
-    frames: int,
+    trained: Trained, n: int, sampler: Sampler, seed: int, conditions: Conditions | None, frames: int
 ) -> list[list[Frame]]:
-    """What n samples would be if the network had to decide at some of the times on their way: its prediction, decoded."""
-    model, ts = replicate((model, grid_of(config, sampler, key)), mesh)
-    begun = begin(config, sampler, model, key, mesh, asked, np.arange(-(-n // mesh.size) * mesh.size))
-    shown = np.unique(np.linspace(0, sampler.steps - 1, frames).round().astype(int))
-
-    @jax.jit
-    def follow(model, ts, begun):
-        denoise = samplers.denoiser_for(model, sampler.w, begun.given, released=sampler.form == "released")
-        z, path = samplers.flow(
-            denoise, begun.z0, ts, sampler.gamma, begun.keys, noise_scale=config.noise_scale, released=sampler.form == "released"
-        )
-        states = jnp.concatenate([path[shown], z[None]])
-        return jax.lax.map(lambda x: samplers.decode(model, x, sampler.w), states)
-
-    tokens, times = fetch(follow(model, ts, begun._replace(prefix=None))), [*np.asarray(ts)[shown].tolist(), 1.0]
-    texts = [corpora.texts_of(at_t, tokenizer, begun.prefix)[:n] for at_t in tokens]
-    return [[Frame(t, each[i]) for t, each in zip(times, texts, strict=True)] for i in range(n)]
+    """Decode the predictions of n samples at some times along their way."""
+    number = np.arange(-(-n // trained.mesh.size) * trained.mesh.size)
+    with jax.set_mesh(trained.mesh):
+        model = replicate(trained.model, trained.mesh)
+        args = (trained.config, model, conditions, number, sampling_key(seed), sampler)
+        times, tokens = trajectory(*args, frames)
+    texts = [detokenize(at_t, trained.tokenizer, prefixes(conditions, number)) for at_t in to_host(tokens)]
+    return [[Frame(t, at_t[i]) for t, at_t in zip(times, texts, strict=True)] for i in range(n)]
 
 
-def as_records(corpus: corpora.Corpus | None, texts: list[str]) -> list[dict[str, str]]:
-    """Samples to be written, with what they answer, if anything."""
+def as_records(corpus: Corpus | None, texts: list[str]) -> list[dict[str, str]]:
+    """Make records of samples, with their sources and references if there are any."""
     if corpus is None or not corpus.has_sources:
         return [dict(text=text) for text in texts]
     truth = corpus.held_out[: len(texts)]
     return [dict(text=text, source=e.source, reference=e.text) for e, text in zip(truth, texts, strict=True)]
+
+
+def write_texts(file: Path, records: list[dict[str, str]]):
+    write_file(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+# Scores
+
+
+class Bench(NamedTuple):
+    """A network and what a measurement of it needs, besides the settings of the sampler."""
+
+    trained: Trained
+    corpus: Corpus | None
+    """None for a released network that writes texts without sources: it needs none."""
+    judge: Judge
+    conditions: Conditions | None
+    """Sources to be answered, if there are any."""
+    n: int
+    """Texts for each measurement."""
+    form: Form = "paper"
+    """Form of the samplers in tables and figures."""
+
+
+class Measured(NamedTuple):
+    texts: list[str]
+    scores: dict[str, Score]
+    each: list[float]
+    """Score of every text by itself."""
+
+
+def bench_for(
+    trained: Trained, n: int | None = None, judge: str = "", split: Split = "validation", form: Form = "paper"
+) -> Bench:
+    """Choose corpus, judge and conditions for a network."""
+    n = trained.config.num_samples if n is None else n
+    if trained.released and not trained.config.source_length:
+        return Bench(trained, None, judge_of(None, judge, trained.mesh), None, n, form)
+    corpus = trained.corpus(split)
+    n = min(n, len(corpus.validation.s)) if corpus.has_sources else n
+    return Bench(trained, corpus, judge_of(corpus, judge, trained.mesh), trained.conditions(corpus), n, form)
+
+
+def measure(bench: Bench, sampler: Sampler, seed: int = 0) -> Measured:
+    """Sample and score texts, or read the file of an earlier measurement."""
+    trained, judge = bench.trained, bench.judge
+    settings = dict(
+        run=trained.name, weights=trained.weights, encoder=trained.config.encoder, n=bench.n, seed=seed
+    )
+    settings |= dict(rows=bench.corpus and [bench.corpus.key, bench.corpus.split])
+    settings |= dict(judge=[judge.signature, judge.weights]) | dataclasses.asdict(sampler)
+    file = trained.directory / "measured" / f"{hash_of(settings)}.json"
+    if file.exists():
+        saved = json.loads(file.read_text())
+        scores = {k: tuple(v) if isinstance(v, list) else v for k, v in saved["scores"].items()}
+        return Measured(saved["texts"], scores, saved["each"])
+    texts = sample_texts(trained, bench.n, sampler, seed, bench.conditions)
+    scores, each = judge.judge(texts)
+    if is_process_0():
+        record = dict(settings=settings, scores=scores, texts=texts, each=each)
+        write_file(file, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+    return Measured(texts, scores, each)
+
+
+def over_seeds(bench: Bench, sampler: Sampler, seeds: Iterable[int]) -> dict[str, Score]:
+    """Mean and standard error of every score over seeds; the scores themselves for a single seed."""
+    sampler = dataclasses.replace(sampler, form=bench.form)
+    by_seed = [measure(bench, sampler, seed).scores for seed in seeds]
+    if len(by_seed) == 1:
+        return by_seed[0]
+    means = {name: [metrics.mean_of(scores[name]) for scores in by_seed] for name in by_seed[0]}
+    return {name: metrics.mean_and_error(values) for name, values in means.items()}

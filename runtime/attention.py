@@ -1,4 +1,4 @@
-"""Attention, by the best means of the platform it is compiled for. All of them compute the same: heads in, joined heads out."""
+"""Attention in the best form for each platform. All forms compute the same: heads in, joined heads out."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,12 +19,12 @@ Joined = Float[Array, "*n T D"]
 
 
 def attend(q: Heads, k: Heads, v: Heads) -> Joined:
-    """softmax(q kᵀ / √d) v, every position seeing every other. Which means is decided when the program is lowered."""
+    """Compute softmax(q kᵀ / √d) v without a mask. The platform is chosen when the program is lowered."""
     return jax.lax.platform_dependent(q, k, v, tpu=on_tpu, cuda=on_gpu, default=plain)
 
 
 def attend_biased(q: Heads, k: OtherHeads, v: OtherHeads, bias: Bias) -> Joined:
-    """softmax(q kᵀ + bias) v, as in T5, whose biases tell positions and masks."""
+    """Compute softmax(q kᵀ + bias) v, as in T5, with positions and masks in the bias."""
     if q.shape[-2] % 128 == 0 and k.shape[-2] % 128 == 0:
         return jax.lax.platform_dependent(q, k, v, bias, tpu=biased_on_tpu, default=biased)
     return biased(q, k, v, bias)
@@ -47,7 +47,7 @@ def on_gpu(q: Heads, k: Heads, v: Heads) -> Joined:
 
 
 def by_device(kernel: Callable, *arrays: Array) -> Joined:
-    """A kernel on the rows of each device."""
+    """Run a kernel on the rows of each device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or arrays[0].ndim == 3:
         return kernel(*arrays)
@@ -64,24 +64,29 @@ def biased_on_tpu(q: Heads, k: OtherHeads, v: OtherHeads, bias: Bias) -> Joined:
 
 
 def flashed(q: Heads, k: OtherHeads, v: OtherHeads, bias: Bias) -> Joined:
-    """JAX's flash kernel, which takes a bias."""
+    """Run JAX's flash kernel, which takes a bias."""
     own, other = (whole_part(a.shape[-2], 512) for a in (q, k))
-    sizes = {f.name: own if "_q" in f.name else other for f in dataclasses.fields(flash.BlockSizes)} | dict(block_b=1)
-    return rearrange(flash.flash_attention(q, k, v, bias, block_sizes=flash.BlockSizes(**sizes)), "n heads T d -> n T (heads d)")
+    sizes = {f.name: own if "_q" in f.name else other for f in dataclasses.fields(flash.BlockSizes)} | dict(
+        block_b=1
+    )
+    return rearrange(
+        flash.flash_attention(q, k, v, bias, block_sizes=flash.BlockSizes(**sizes)),
+        "n heads T d -> n T (heads d)",
+    )
 
 
 def whole_part(length: int, most: int) -> int:
-    """The largest multiple of 128 that divides a length and is not above `most`."""
+    """Find the largest multiple of 128 that divides a length and is not above `most`."""
     return max(size for size in range(128, most + 1, 128) if length % size == 0)
 
 
 def splashed(q: Heads, k: Heads, v: Heads, *, interpret: bool = False) -> Joined:
-    """JAX's splash kernel, which never writes the scores to memory. It wants whole blocks, so the length is padded to one that
-    has them; segments keep text and padding apart.
+    """Run JAX's splash kernel, which never writes the scores to memory.
 
-    All keys of a row are one block, worked through in parts: the gradient of the queries then comes as one piece, not as one
-    for each block of keys that would have to be summed. Positions, not channels, are next to each other in memory: a head has
-    fewer channels than the 128 that a TPU would fill up with nothing.
+    It needs whole blocks, so the length is padded; segments keep text and padding apart. All keys of a row
+    are one block, computed in parts: the gradient of the queries is then one piece, not a sum over blocks of
+    keys. Positions, not channels, are adjacent in memory: a head has fewer channels than the 128 that a TPU
+    would pad to.
     """
     *_, heads, length, d = q.shape
     padded = -(-length // 128) * 128
@@ -108,7 +113,9 @@ def splashed(q: Heads, k: Heads, v: Heads, *, interpret: bool = False) -> Joined
 
     def one(q, k, v):
         q, k, v = (jnp.pad(a, ((0, 0), (0, padded - length), (0, 0))) for a in (q * d**-0.5, k, v))
-        return rearrange(kernel(q, k, v, splash.SegmentIds(segment, segment)), "heads T d -> T (heads d)")[:length]
+        return rearrange(kernel(q, k, v, splash.SegmentIds(segment, segment)), "heads T d -> T (heads d)")[
+            :length
+        ]
 
     for _ in q.shape[:-3]:
         one = jax.vmap(one)

@@ -1,104 +1,82 @@
-"""A run directory: the configuration it was made with, its metrics, its checkpoints.
+"""Runs on disk, and trained networks by name.
 
-runs/NAME/config.json      the resolved configuration
-runs/NAME/metrics.jsonl    one line a logged step
-runs/NAME/loss.png         the same as a picture
+runs/NAME/config.json      the settings
+runs/NAME/metrics.jsonl    one line per logged step, drawn in loss.png
 runs/NAME/samples/         texts sampled along the way
-runs/NAME/tokenizer/       what turns tokens into text
-runs/NAME/checkpoints/     Orbax
+runs/NAME/tokenizer/       tokens to text
+runs/NAME/checkpoints/     the state, by Orbax
+
+trained = load("runs/stories-desk")
+trained = load("embedded-language-flows/ELF-B-owt")      # or a local copy, in any of the released formats
 """
 
-import atexit
-import fcntl
 import json
 import logging
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
-from errors import Refused
-from mesh import all_succeeded, is_chief
-from pretrained import dotted
-from settings import TrainConfig, config_from
+import data
+from config import FREE, PRESETS, TrainConfig, config_from, preset
+from corpora.rows import Corpus, Split, load_tokenizer, tokenizer_directory
+from elf import ELF, SIZES
+from encoders.released import Tensors, from_released, read_released
+from encoders.t5 import load_t5
+from encoders.weights import dotted
+from methods.ablations import Decoder, TwoStage
+from methods.elf import elf_method
+from runtime.errors import UserError, first_line
+from runtime.files import download, write_file
+from runtime.mesh import all_succeeded, is_process_0, make_mesh, platform, replicate, replicated, shapes_on
 
-# Of a failed save, every single write would be told by a traceback of its own; `saving` says it once.
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells how it understands each of its options.
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a traceback per failed write; `saving` says it once
+logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax explains each of its options
+
+RELEASED_STD = 0.2  # released code divides the embeddings of T5-small by this; it subtracts nothing
+
+
+# Config and metrics
 
 
 def read_config(directory: Path) -> TrainConfig:
-    """The settings that a run was made with."""
     try:
         return config_from(json.loads((directory / "config.json").read_text()))
     except (AttributeError, TypeError, ValueError) as error:
-        raise Refused(f"{directory}: its config.json is not that of a run ({error})") from None
+        raise UserError(f"{directory}: its config.json is not that of a run ({error})") from None
 
 
-def refuse_others(directory: Path, config: TrainConfig, free: set[str]):
-    """Refuse a directory that holds the run of another configuration; `free` fields may differ."""
-    now = config.as_json()
-    there = read_config(directory).as_json() if (directory / "config.json").exists() else now
-    differing = [f for f in sorted(now.keys() - free) if there[f] != now[f]]
-    if differing:
-        listed = ", ".join(f"{f} ({there[f]} there, {now[f]} now)" for f in differing)
-        raise Refused(f"{directory} holds a run with other settings: {listed}. Choose another --name, or delete it.")
+def write_config(config: TrainConfig):
+    write_file(config.directory / "config.json", json.dumps(config.as_json(), indent=2) + "\n")
 
 
-CLAIMED: dict[Path, IO] = {}  # locks of this process, held as long as it lives
-
-
-def claim(directory: Path, wait: bool = False):
-    """Make this process the only one that writes into the directory of a run, if need be after another that does."""
-    if directory in CLAIMED:
+def check_same_run(config: TrainConfig):
+    """Raise a UserError if the run's directory holds a run with other settings."""
+    if not (config.directory / "config.json").exists():
         return
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("w")
-    except OSError as error:
-        raise Refused(f"{directory}: cannot write there ({error.strerror}): choose another --runs") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not wait:
-            raise Refused(f"{directory} is being written by another process: wait for it, or choose another --name") from None
-        print(f"{directory} is being written by another process: waiting for it", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    CLAIMED[directory] = lock
-    atexit.register(remove_if_empty, directory)
-
-
-def release(directory: Path):
-    """Let others write there again."""
-    CLAIMED.pop(directory).close()
-
-
-def remove_if_empty(directory: Path):
-    """A run that was refused before it wrote anything leaves nothing behind."""
-    if directory.is_dir() and [file.name for file in directory.iterdir()] == ["lock"]:
-        (directory / "lock").unlink()
-        directory.rmdir()
-
-
-def write_whole(file: Path, content: str | bytes):
-    """Write a file so that a kill leaves the one before or the new one, never a half of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    partial.rename(file)
+    now, saved = config.as_json(), read_config(config.directory).as_json()
+    differing = [field for field in sorted(now.keys() - FREE) if saved[field] != now[field]]
+    if differing:
+        fields = ", ".join(f"{field} ({saved[field]} there, {now[field]} now)" for field in differing)
+        raise UserError(
+            f"{config.directory} holds a run with other settings: {fields}. Choose another --name."
+        )
 
 
 class Metrics:
-    """metrics.jsonl, without the lines that a killed run wrote after its last checkpoint."""
+    """metrics.jsonl of a run, without lines after the last checkpoint."""
 
     def __init__(self, directory: Path, step: int):
         self.file = directory / "metrics.jsonl"
-        kept = [line for line in read_metrics(directory) if line["step"] <= step]
-        write_whole(self.file, "".join(json.dumps(line) + "\n" for line in kept))
+        lines = [line for line in read_metrics(directory) if line["step"] <= step]
+        write_file(self.file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def write(self, **values):
         with self.file.open("a") as f:
@@ -106,56 +84,35 @@ class Metrics:
 
 
 def read_metrics(directory: Path) -> list[dict]:
-    """All whole lines; a line cut off by a kill is left out."""
+    """Read all whole lines; a kill may have cut the last one."""
     file = directory / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def plot_losses(directory: Path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    lines = read_metrics(directory)
-    steps = [line["step"] for line in lines]
-    titles = dict(mse="denoising: velocity error (Eq. 1)", ce="decoding: cross-entropy (Eq. 2)")
-    titles = {key: title for key, title in titles.items() if any(line[key] for line in lines)}  # one, for a separate decoder
-    figure, axes = plt.subplots(1, len(titles), figsize=(4.5 * len(titles), 3.2), layout="constrained", squeeze=False)
-    for axis, (key, title) in zip(axes[0], titles.items(), strict=True):
-        axis.plot(steps, [line[key] for line in lines], lw=1, label="training")
-        held_out = [(line["step"], line[f"validation_{key}"]) for line in lines if f"validation_{key}" in line]
-        axis.plot(*zip(*held_out, strict=True), "o-", ms=3, lw=1, label="held out, averaged weights") if held_out else None
-        axis.set(title=title, xlabel="step", yscale="log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_locator(NullLocator())
-        axis.grid(alpha=0.3)
-    axes[0, 0].legend(frameon=False)
-    figure.savefig(directory / "loss.png", dpi=120)
-    plt.close(figure)
+# State
 
 
 def open_checkpoints(directory: Path, keep: int | None) -> ocp.CheckpointManager:
-    """To save, keeping the newest and the best by validation, or only to read. Opening to save clears what a kill left."""
+    """Open checkpoints to save, keeping the newest and the best by validation, or with None to read."""
     options = dict(best_fn=lambda metrics: metrics["validation_loss"], best_mode="min")
     if keep:
-        best = policies.BestN(
+        best = policies.BestN(  # reverse: the smallest loss last
             get_metric_fn=options["best_fn"], reverse=True, n=1, keep_checkpoints_without_metrics=False
-        )  # reverse: the smallest loss last
+        )
         options |= dict(preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]))
         options |= dict(enable_async_checkpointing=True, cleanup_tmp_directories=True)
     else:
         options |= dict(read_only=True)
     handlers = {part: ocp.StandardCheckpointHandler() for part in ("step", "model", "ema", "optimizer")}
+    options = ocp.CheckpointManagerOptions(**options)
     return ocp.CheckpointManager(
-        (directory / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(**options), item_handlers=handlers
+        (directory / "checkpoints").absolute(), options=options, item_handlers=handlers
     )
 
 
 def is_finished(directory: Path) -> bool:
+    """Tell whether a run has the checkpoint of its last step."""
     return open_checkpoints(directory, keep=None).latest_step() == read_config(directory).steps
 
 
@@ -164,7 +121,7 @@ def flat(tree) -> dict[str, jax.Array]:
 
 
 def save(manager: ocp.CheckpointManager, step: int, state, validation: dict[str, float]):
-    """Write the parts of a state (a NamedTuple) side by side, so that each can be read without the others."""
+    """Save the parts of a state (a NamedTuple) side by side, so that each can be read alone."""
     parts = {name: ocp.args.StandardSave(flat(part)) for name, part in state._asdict().items()}
     with saving(manager):
         manager.save(step, args=ocp.args.Composite(**parts), metrics=validation or None)
@@ -177,80 +134,262 @@ def finish_saving(manager: ocp.CheckpointManager):
 
 @contextmanager
 def saving(manager: ocp.CheckpointManager, what: str = "a checkpoint", errors: type[Exception] = Exception):
-    """A save that fails, now or in the background, ends the run with a word on what is safe.
+    """End the run with one line if a save fails, now or in the background; it names the last good checkpoint.
 
-    Orbax has no common class for what a full disk can raise; others have OSError.
+    Orbax has no common class for what a full disk can raise; other files raise OSError.
     """
     try:
         yield
     except errors as error:
         manager.reload()
-        safe = f"the last good checkpoint is {manager.latest_step()}" if manager.latest_step() else "there is no checkpoint yet"
+        latest = manager.latest_step()
+        good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
         reason = str(error).strip().splitlines()[0][-200:]
-        raise Refused(f"{what} could not be saved in {manager.directory.parent} ({reason}); {safe}") from error
+        raise UserError(
+            f"{what} could not be saved in {manager.directory.parent} ({reason}); {good}"
+        ) from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, likes: dict[str, Any]) -> dict[str, Any]:
-    """Parts of the state saved at `step`, each with the shapes, types and shardings of what is given under its name."""
-    args = {name: ocp.args.StandardRestore(jax.tree.map(abstract, flat(like))) for name, like in likes.items()}
-    saved = manager.item_metadata(step)
+    """Restore named parts of the state, each with the shapes, types and shardings of the given one."""
+    metadata, args = manager.item_metadata(step), {}
     for name, like in likes.items():
         expected = {key: tuple(leaf.shape) for key, leaf in flat(like).items()}
-        found = {key: tuple(leaf.shape) for key, leaf in saved[name].items()}
-        if expected != found:
-            odd = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
-            raise Refused(f"{manager.directory}: checkpoint {step} does not fit this model: {', '.join(odd[:5])} differ")
+        saved = {key: tuple(leaf.shape) for key, leaf in metadata[name].items()}
+        if expected != saved:
+            odd = sorted(key for key in expected.keys() | saved.keys() if expected.get(key) != saved.get(key))
+            differ = f"{', '.join(odd[:5])} differ"
+            raise UserError(f"{manager.directory}: checkpoint {step} does not fit this model: {differ}")
+        abstract = {
+            k: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for k, a in flat(like).items()
+        }
+        args[name] = ocp.args.StandardRestore(abstract)
     arrays = manager.restore(step, args=ocp.args.Composite(**args))
-    return {name: unflatten(arrays[name], like) for name, like in likes.items()}
-
-
-def unflatten(arrays: dict[str, jax.Array], like):
-    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[dotted(path)], like)
-
-
-def abstract(leaf) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-@contextmanager
-def reading(manager: ocp.CheckpointManager, step: int):
-    """Only to look at: a checkpoint that cannot be read is refused, whatever Orbax raises of it."""
-    try:
-        yield
-    except Refused:
-        raise
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise Refused(f"{manager.directory}: checkpoint {step} cannot be read, it is damaged or not whole ({reason})") from None
+    return {
+        name: jax.tree_util.tree_map_with_path(lambda path, _, name=name: arrays[name][dotted(path)], like)
+        for name, like in likes.items()
+    }
 
 
 def restore_latest(manager: ocp.CheckpointManager, state):
-    """The newest saved state that every process can read, or the given one if none was ever saved."""
+    """Restore the newest state that every process can read, or return the given one if none was saved."""
     steps, broken = sorted(manager.all_steps(), reverse=True), []
     for step in steps:
-        restored, refusal = None, None
+        restored, problem = None, None
         try:
             restored = type(state)(**restore(manager, step, state._asdict()))
-        except Refused:
+        except UserError:
             raise  # whole, but of another model
         except Exception as error:  # Orbax has no common class for what a torn checkpoint can raise.
-            refusal = error
+            problem = error
         if not all_succeeded(restored is not None):
-            broken.append(f"{step} ({type(refusal).__name__})")
+            broken.append(f"{step} ({type(problem).__name__})")
             continue
-        if is_chief():
+        if is_process_0():
             if broken:
-                print(f"warning: checkpoint {', '.join(broken)} cannot be read; going back to checkpoint {step}")
-            for torn in (s for s in steps if s > step):  # set aside, or the run could not save these steps again
-                (manager.directory / str(torn)).rename(manager.directory.parent / f"torn-{torn}-{time.time():.0f}")
-            print(f"continuing {manager.directory.parent} from step {step}")
+                print(
+                    f"warning: checkpoint {', '.join(broken)} cannot be read; going back to checkpoint {step}"
+                )
+            for torn in (s for s in steps if s > step):  # renamed, so that the run can save these steps again
+                torn_name = f"torn-{torn}-{time.time():.0f}"
+                (manager.directory / str(torn)).rename(manager.directory.parent / torn_name)
+            print(f"resuming {manager.directory.parent} from step {step}")
         all_succeeded(True)
         manager.reload()
         return restored
     if broken:
-        raise Refused(f"{manager.directory}: no checkpoint can be read: {', '.join(broken)}. Delete the run to start anew.")
+        no_checkpoint = f"no checkpoint can be read: {', '.join(broken)}"
+        raise UserError(f"{manager.directory}: {no_checkpoint}. Delete the run to start again.")
     return state
 
 
-def write_texts(file: Path, records: list[dict[str, str]]):
-    write_whole(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+# Trained networks
+
+
+class Trained(NamedTuple):
+    """The EMA weights of a run, or a released checkpoint."""
+
+    name: str
+    directory: Path
+    """Directory for measurements."""
+    config: TrainConfig
+    model: ELF | TwoStage
+    tokenizer: Any
+    step: int
+    """Training steps; for a released one, as many as the paper says."""
+    weights: str
+    """Hash of the weights."""
+    released: bool
+    mesh: Mesh
+
+    def corpus(self, split: Split = "validation") -> Corpus:
+        return data.load_corpus(self.config, split)
+
+    def embedder(self, corpus: Corpus) -> data.Embedder:
+        """Load the frozen encoder, with the statistics of the training."""
+        if not self.released:
+            encoder = data.load_encoder(self.config, corpus, self.directory)
+            return data.read_embedder(encoder, self.directory)
+        encoder = data.load_pretrained(self.config.encoder, corpus)
+        width, trained_on = encoder.embed.shape[1], len(self.model.unembed.weight)
+        if width != trained_on:
+            raise UserError(f"--encoder is {width} wide, and {self.name} was trained on one of {trained_on}")
+        return data.Embedder(encoder, jnp.zeros(width), jnp.full(width, RELEASED_STD))
+
+    def conditions(self, corpus: Corpus) -> data.Conditions | None:
+        """Held-out sources to be answered, if the corpus has any."""
+        if not corpus.has_sources:
+            return None
+        embedder = data.cast_encoder(self.embedder(corpus), data.compute_type(self.config, self.mesh))
+        return data.Conditions(replicate(embedder, self.mesh), corpus.validation)
+
+
+def load(
+    name: str,
+    mesh: Mesh | None = None,
+    checkpoint: Literal["latest", "best"] = "latest",
+    corpus: str = "",
+    data_dir: str = "",
+    encoder: str = "",
+) -> Trained:
+    """Load a run, or a released checkpoint, which may need data and encoder."""
+    mesh = make_mesh("1", 0) if mesh is None else mesh
+    if (Path(name) / "config.json").exists():
+        if corpus or data_dir or encoder:
+            raise UserError(f"--data, --data-dir, --encoder: only for a released checkpoint; {name} is a run")
+        return load_run(Path(name), mesh, checkpoint)
+    if checkpoint == "best":
+        raise UserError(f"--checkpoint best: only for a run, which validates while it trains; {name} is none")
+    return load_released(name, mesh, corpus, data_dir, encoder)
+
+
+def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> Trained:
+    """Load the EMA weights of a run, with its separate decoder if it has one."""
+    config = read_config(directory)
+    manager = open_checkpoints(directory, keep=None)
+    step = manager.latest_step() if checkpoint == "latest" else manager.best_step()
+    if step is None:
+        raise UserError(f"{directory}: it has no checkpoint yet")
+    if config.model not in SIZES:
+        raise UserError(f"{directory}: its config.json names no known size of network ({config.model})")
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    try:
+        metadata = manager.item_metadata(step)
+        if "ema" not in set(metadata):
+            raise UserError(f"{directory}: checkpoint {step} has no EMA weights")
+        width = metadata["ema"]["x_head.bias"].shape[0]
+        like = jax.eval_shape(elf_method(config, len(tokenizer), width, mesh).make, jax.random.key(0))
+        model = restore(manager, step, {"ema": shapes_on(like, replicated(mesh))})["ema"]
+    except UserError:
+        raise
+    except Exception as error:  # Orbax has no common class for what a damaged checkpoint can raise.
+        reason = f"it is damaged or not whole ({first_line(error)})"
+        raise UserError(f"{manager.directory}: checkpoint {step} cannot be read, {reason}") from None
+    model = with_decoder(config, model, directory, mesh)
+    weights, name = data.fingerprint(model), short_name(directory)
+    return Trained(name, directory, config, model, tokenizer, step, weights, released=False, mesh=mesh)
+
+
+def with_decoder(config: TrainConfig, model: ELF, run: Path, mesh: Mesh) -> ELF | TwoStage:
+    """Join a network with the separate decoder of its run, if it has one."""
+    if config.decoder == "shared":
+        return model
+    return TwoStage(model, replicate(Decoder(load_t5(run / "decoder" / "t5")), mesh))
+
+
+def history(run: Trained) -> list[tuple[TrainConfig, int]]:
+    """List the config and steps of every training behind a network: its teacher's, and each round's of
+    distillation."""
+    stages, config = [(run.config, run.step)], run.config
+    while config.teacher:
+        before = (
+            run.directory.parent / str(config.start_steps) if config.start_steps else Path(config.teacher)
+        )
+        if (before / "config.json").exists():
+            config = read_config(before)
+        elif not before.exists() and (
+            before.parent.is_dir() or len(before.parts) != 2
+        ):  # so no name on the hub
+            raise UserError(f"{run.name}: its teacher is no longer there ({before})")
+        else:
+            config = preset(config.model if config.model in SIZES else None, config.data)
+        stages.insert(0, (config, config.steps))
+    return stages
+
+
+def short_name(path: Path) -> str:
+    """Name of a run: the last part of its path, and the one before where the last is a number or
+    `checkpoint…`."""
+    generic = path.name.isdigit() or path.name.startswith("checkpoint")
+    return f"{path.absolute().parent.name}/{path.name}" if generic else path.name
+
+
+# Released checkpoints
+
+
+def load_released(name: str, mesh: Mesh, corpus: str, data_dir: str, encoder: str) -> Trained:
+    """Load a released checkpoint, with the paper's settings for its data."""
+    path = find_checkpoint(name)
+    config = released_config(name, corpus)
+    tensors = read_released(path)
+    sizes = sizes_of(tensors, path)
+    size_names = {tuple(size.values()): size_name for size_name, size in SIZES.items()}
+    size = size_names.get((sizes["depth"], sizes["width"], sizes["heads"]))
+    config = replace(preset(size, config.data), model=size or "released", encoder=encoder or config.encoder)
+    config = replace(config, bottleneck=sizes["bottleneck"], data_dir=data_dir)
+    unroll = sizes["depth"] if platform(mesh) == "cpu" else 1
+    like = jax.eval_shape(lambda: ELF(**sizes, unroll=unroll, key=jax.random.key(0)))
+    model = jax.device_put(from_released(like, tensors, str(path)), replicated(mesh))
+    tokenizer = load_tokenizer(tokenizer_directory(config.encoder))
+    if len(tokenizer) != sizes["vocab"]:
+        ours = f"the tokenizer of --encoder {config.encoder} {len(tokenizer)}"
+        raise UserError(f"{path} knows {sizes['vocab']} tokens, and {ours}")
+    short, weights = short_name(Path(name)), data.fingerprint(model)
+    directory = config.runs / short
+    return Trained(
+        short, directory, config, model, tokenizer, config.steps, weights, released=True, mesh=mesh
+    )
+
+
+def find_checkpoint(name: str) -> Path:
+    """Find the file or Orbax directory that a path or a name on the hub stands for."""
+    path = Path(name)
+    if not path.exists():
+        if name.count("/") != 1:
+            raise UserError(
+                f"{name}: no run there (no config.json), no checkpoint, nor a name on the hub (owner/name)"
+            )
+        path = download(name, "run", ["checkpoint*", "checkpoint*/**"], holding="a run or checkpoint")
+    if path.is_file() or (path / "manifest.ocdbt").exists():
+        return path
+    numbered = [p for p in path.glob("checkpoint_*") if p.name.removeprefix("checkpoint_").isdigit()]
+    if not numbered:
+        raise UserError(f"{name}: no run there (no config.json), and no released checkpoint (checkpoint_*)")
+    return max(numbered, key=lambda p: int(p.name.removeprefix("checkpoint_")))
+
+
+def released_config(name: str, corpus: str) -> TrainConfig:
+    """Choose the preset of a released checkpoint: by the data given, or by the data in its name."""
+    released = ("owt", "de-en", "xsum")
+    in_name = [data for data in released if data in name.lower()]
+    if corpus and corpus.removesuffix("-t5") not in released:
+        raise UserError(f"--data {corpus}: a released checkpoint is of one of owt, de-en, xsum")
+    if not corpus and len(in_name) != 1:
+        raise UserError(
+            f"{name}: its name does not say what it was trained on; give --data owt, de-en or xsum"
+        )
+    return PRESETS[corpus or in_name[0]]
+
+
+def sizes_of(tensors: Tensors, path: Path) -> dict[str, int]:
+    """Read the sizes of a network off its weights."""
+    needed = {"text_proj/proj2/kernel": 2, "blocks_0/attn/q_norm/weight": 1, "unembed_kernel": 2}
+    for name, dimensions in needed.items():
+        if name not in tensors or tensors[name].ndim != dimensions:
+            raise UserError(f"{path}: it has no tensor {name} of {dimensions} dimensions")
+    (bottleneck, width), (head_dim,), (embedding, vocab) = (tensors[name].shape for name in needed)
+    if not head_dim or width % head_dim:
+        raise UserError(f"{path}: its heads of {head_dim} channels do not make up its width of {width}")
+    depth = sum(name.endswith("/attn/q_norm/weight") for name in tensors)
+    network = dict(depth=depth, width=width, heads=width // head_dim)
+    return network | dict(vocab=vocab, embedding=embedding, bottleneck=bottleneck)

@@ -1,21 +1,26 @@
-"""How a program ends that cannot go on: with one line, not a traceback."""
+"""Errors in what the user asked for: one line and a non-zero exit, no traceback."""
 
 import os
 import sys
 from contextlib import contextmanager
 
 
-class Refused(Exception):
-    """What the user asked for cannot be done. The message is one line: what is wrong, and how to go on."""
+class UserError(Exception):
+    """Wrong input. The message is one line: the value, the problem, the remedy."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a library's error message, shortened; its type where it has no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 @contextmanager
-def one_line():
-    """Around a whole program: a refusal, or Ctrl-C, is told in one line and ends it."""
+def one_line_errors():
+    """Print a UserError or Ctrl-C as one line and exit; wraps a whole program."""
     try:
         yield
-    except Refused as refusal:
-        sys.exit(f"error: {refusal}")
+    except UserError as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from what was saved, if anything was", file=sys.stderr, flush=True)
+        print("interrupted; run the same command again to resume", file=sys.stderr, flush=True)
         os._exit(130)  # at once, as XLA may be compiling in other threads

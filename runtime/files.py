@@ -1,36 +1,126 @@
-"""Things that others published, by the name of a local directory or of a repository on the Hugging Face hub."""
+"""Files: written whole, made once, locked by one process, downloaded from the Hugging Face hub."""
 
-from collections.abc import Sequence
+import atexit
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from errors import Refused
+from runtime.errors import UserError, first_line
 
 
-def fetch(name: str, flag: str, files: list[str], kind: str = "model", revision: str | None = None, *, holding: str = "") -> Path:
-    """The directory with these files (patterns): a local one as it is, one from the hub downloaded once."""
-    path = Path(name)
+def hash_of(value) -> str:
+    """Hash of anything JSON can hold, as a short name."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def write_file(file: Path, content: str | bytes):
+    """Write a file atomically: a kill leaves the old content or the new, never half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.rename(file)
+
+
+LOCKS: dict[Path, IO] = {}  # locks of this process, held until it ends
+
+
+def lock(directory: Path, wait: bool = False):
+    """Make this process the only writer of a directory, at once or after waiting for another process."""
+    if directory in LOCKS:
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / "lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot write there ({error.strerror}): choose another --runs"
+        ) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            raise UserError(
+                f"{directory} is locked by another process: wait, or choose another --name"
+            ) from None
+        print(f"{directory} is locked by another process: waiting for it", flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    LOCKS[directory] = file
+    atexit.register(remove_if_empty, directory)
+
+
+def unlock(directory: Path):
+    """Release a lock of this process."""
+    LOCKS.pop(directory).close()
+
+
+def remove_if_empty(directory: Path):
+    """Remove a directory in which nothing but the lock was written."""
+    if directory.is_dir() and [file.name for file in directory.iterdir()] == ["lock"]:
+        (directory / "lock").unlink()
+        directory.rmdir()
+
+
+@contextmanager
+def made_once(directory: Path) -> Iterator[Path | None]:
+    """Yield a place to make `directory` in, or None if it exists.
+
+    It appears whole or not at all, made by one process.
+    """
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with directory.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if directory.exists():
+                yield None
+                return
+            partial = directory.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
+            partial.mkdir()
+            yield partial
+            partial.rename(directory)
+    except OSError as error:
+        raise UserError(f"--cache {directory.parent}: data could not be prepared there ({error})") from None
+
+
+def download(
+    name: str,
+    flag: str,
+    files: list[str],
+    kind: str = "model",
+    revision: str | None = None,
+    *,
+    holding: str = "",
+) -> Path:
+    """Return the directory with these files (patterns): a local one, or a repository downloaded from the hub
+    once."""
+    path, wanted = Path(name), holding or ", ".join(files)
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.endswith("/") or len(path.parts) > 2 or path.is_file():
-        raise Refused(f"{flag} {name}: no such directory; it would be one with {holding or ', '.join(files)}")
+        raise UserError(f"{flag} {name}: no such directory; give one with {wanted}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return Path(snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=files))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise Refused(
-            f"{flag} {name}: no such directory here, and no {kind} of that name could be had from the hub ({reason}); "
-            f"give the path of a local directory with {holding or ', '.join(files)}"
+        reason = first_line(error).rstrip(".")
+        raise UserError(
+            f"{flag} {name}: no such directory, and no {kind} of that name on the hub ({reason}); "
+            f"give a local directory with {wanted}"
         ) from None
 
 
-def fetch_network(name: str, flag: str, more: Sequence[str] = (), *, holding: str = "") -> Path:
-    """The directory of a Hugging Face network, with its configuration and weights; `more` may be there or not."""
+def download_network(name: str, flag: str, more: Sequence[str] = (), *, holding: str = "") -> Path:
+    """Return the directory of a Hugging Face network; files in `more` are optional."""
     needed = ["config.json", "model.safetensors"]
-    place = fetch(name, flag, [*needed, *more], holding=holding)
+    directory = download(name, flag, [*needed, *more], holding=holding)
     for file in needed:
-        if not (place / file).exists():
-            raise Refused(f"{flag} {name}: it has no {file}")
-    return place
+        if not (directory / file).exists():
+            raise UserError(f"{flag} {name}: it has no {file}")
+    return directory

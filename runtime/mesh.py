@@ -1,12 +1,13 @@
 """Devices: the mesh, where state and rows live on it, and the processes that share it.
 
-The mesh has two axes. Rows are split over both. `data` holds copies of the weights; `fsdp` splits them. What only the optimizer
-and the average need (momentum, averaged weights) is split over both, so no device does work that another one does too.
+The mesh has two axes, and rows are sharded over both. `data` holds copies of the weights, `fsdp` shards them.
+Momentum and EMA weights are sharded over both axes, so no two devices repeat the optimizer's work.
 """
 
 import glob
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,18 +17,37 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from errors import Refused
+from runtime.errors import UserError
 
 ALL = ("data", "fsdp")
+SMALL = 2**16  # numbers: smaller leaves, such as biases and norms, are not worth a message of their own
 
 
 def has_accelerator() -> bool:
-    """Whether this machine has TPUs or GPUs, found without starting JAX's backends."""
+    """Look for TPUs or GPUs on this machine without starting JAX's backends."""
     return any(glob.glob(f"/dev/{kind}") for kind in ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd"))
 
 
+def restart_with_huge_pages():
+    """Restart the program with huge pages behind XLA's buffers (Linux on CPU), which saves page faults in
+    every step.
+
+    JAX is kept on the CPU, as libtpu, installed for preflights, would look for TPUs.
+    """
+    tunables = (
+        "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
+    )
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and not has_accelerator():
+        environment = {"JAX_PLATFORMS": "cpu"} | os.environ | {"GLIBC_TUNABLES": tunables}
+        os.execve(sys.executable, sys.orig_argv, environment)
+
+
+# Processes
+
+
 def join_processes(coordinator: str, processes: int, process_id: int):
-    """Join the other processes of a run: named ones, or those that JAX finds on TPU slices and under Slurm's srun."""
+    """Join the other processes of a run: through a coordinator, or as JAX finds them on TPU slices and under
+    Slurm."""
     on_tpu = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
     in_srun = "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
     if coordinator:
@@ -36,35 +56,38 @@ def join_processes(coordinator: str, processes: int, process_id: int):
         jax.distributed.initialize()
 
 
-def is_chief() -> bool:
-    """The one process that speaks and writes files by itself."""
+def is_process_0() -> bool:
+    """Tell whether this is the process that prints and writes files."""
     return jax.process_index() == 0
 
 
 def all_succeeded(success: bool) -> bool:
-    """Whether a step went well in every process; also a barrier."""
+    """Tell whether all processes succeeded; also a barrier."""
     if jax.process_count() == 1:
         return success
     return bool(np.all(multihost_utils.process_allgather(np.array(success))))
 
 
 @contextmanager
-def chief_first():
-    """What the chief prepares on disk, the others find there. If it fails, so do they."""
-    if not is_chief() and not all_succeeded(True):
-        raise Refused("process 0 gave up; its message says why")
+def process_0_first():
+    """Run a block in process 0, then in the others, which find its files. They fail if it failed."""
+    if not is_process_0() and not all_succeeded(True):
+        raise UserError("process 0 failed; see its message")
     success = False
     try:
         yield
         success = True
     finally:
-        if is_chief():
+        if is_process_0():
             all_succeeded(success)
 
 
 @contextmanager
 def stop_signal() -> Iterator[Callable[[int], bool]]:
-    """Whether a SIGTERM (or Ctrl-C) came, as a function of the steps done: processes agree on the step after which they leave."""
+    """Catch SIGTERM and Ctrl-C.
+
+    Yields a function of the steps done: all processes agree on the step to stop at.
+    """
     if jax.process_count() > 1:
         yield multihost_utils.reached_preemption_sync_point
         return
@@ -72,16 +95,19 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
 
     def catch(number, _):
         caught.append(number)
-        signal.signal(number, before[number])  # The second time, it acts at once.
+        signal.signal(number, handlers[number])  # a second signal acts at once
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in handlers:
         signal.signal(number, catch)
     try:
         yield lambda step: bool(caught)
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+# The mesh
 
 
 def platform(mesh: Mesh) -> str:
@@ -89,75 +115,84 @@ def platform(mesh: Mesh) -> str:
 
 
 def make_mesh(spec: str, batch: int, devices: list | None = None) -> Mesh:
-    """`8` or `4x2`: data shards, and the ways in which the weights are split. Devices that are given must all be used."""
+    """Make the mesh of `8` or `4x2` devices (data x fsdp). Given devices must all be used."""
     sizes = [int(n) for n in spec.split("x")] if all(n.isdigit() for n in spec.split("x")) else []
     if len(sizes) not in (1, 2) or 0 in sizes:
-        raise Refused(f"--mesh {spec}: give one number (data shards, as 64) or two (data x fsdp, as 16x4)")
+        raise UserError(f"--mesh {spec}: give one number (data shards, as 64) or two (data x fsdp, as 16x4)")
     use_all = devices is not None or jax.process_count() > 1
     shape, devices = (*sizes, 1)[:2], jax.devices() if devices is None else devices
-    wanted, there = int(np.prod(shape)), len(devices)
-    if wanted > there or (wanted < there and use_all):
-        simulate = f", or simulate them on CPU with XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
-        raise Refused(
-            f"--mesh {spec} needs {wanted} devices and there are {there} ({devices[0].platform}): use --mesh {there}"
-            + simulate * (devices[0].platform == "cpu")
+    needed, available = int(np.prod(shape)), len(devices)
+    if needed > available or (needed < available and use_all):
+        simulate = f", or simulate them with XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+        raise UserError(
+            f"--mesh {spec} needs {needed} devices and there are {available} ({devices[0].platform}): "
+            f"use --mesh {available}" + simulate * (devices[0].platform == "cpu")
         )
-    if batch % wanted:
-        raise Refused(f"--batch {batch} does not divide over the {wanted} devices of --mesh {spec}: use a multiple of {wanted}")
-    return jax.make_mesh(shape, ALL, axis_types=(AxisType.Auto,) * 2, devices=devices[:wanted])
+    if batch % needed:
+        raise UserError(f"--batch {batch}: not a multiple of the {needed} devices of --mesh {spec}")
+    return jax.make_mesh(shape, ALL, axis_types=(AxisType.Auto,) * 2, devices=devices[:needed])
 
 
-SMALL = 2**16  # numbers: what has fewer, as biases and norms, is not worth a message of its own
+def shardings(tree, mesh: Mesh, axes: tuple[str, ...]):
+    """Shard each leaf over `axes`, along the largest dimension they divide, or over fewer axes if there is
+    none.
 
-
-def split(tree, mesh: Mesh, axes: tuple[str, ...]):
-    """Shardings that split each leaf over `axes`, along the largest dimension they divide; over fewer axes if there is none.
-    Small leaves are not split."""
+    Small leaves are replicated.
+    """
 
     def rule(leaf):
-        for some in (axes, axes[-1:]) if leaf.size >= SMALL else ():
-            ways = int(np.prod([mesh.shape[axis] for axis in some]))
+        for chosen in (axes, axes[-1:]) if leaf.size >= SMALL else ():
+            ways = int(np.prod([mesh.shape[axis] for axis in chosen]))
             fitting = [i for i, n in enumerate(leaf.shape) if n % ways == 0]
             if ways > 1 and fitting:
                 largest = max(fitting, key=lambda i: leaf.shape[i])
-                return NamedSharding(mesh, P(*(some if i == largest else None for i in range(len(leaf.shape)))))
+                return NamedSharding(
+                    mesh, P(*(chosen if i == largest else None for i in range(len(leaf.shape))))
+                )
         return NamedSharding(mesh, P())
 
     return jax.tree.map(rule, tree)
 
 
 def by_row(mesh: Mesh) -> NamedSharding:
+    """Sharding of the first axis over all devices."""
     return NamedSharding(mesh, P(ALL))
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding with a copy on every device."""
     return NamedSharding(mesh, P())
 
 
 def shapes_on(tree, shardings):
-    """Shapes and types of arrays, to stand in for them where `shardings` (one for all, or a tree of them) says."""
+    """Shapes and types of arrays with their shardings (one for all, or a tree of them)."""
     if isinstance(shardings, NamedSharding):
         shardings = jax.tree.map(lambda _: shardings, tree)
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), tree, shardings)
 
 
 def place_rows(arrays, chosen: np.ndarray, mesh: Mesh):
-    """The chosen rows of host arrays of whole numbers on the mesh. Each process reads only the rows of its own devices."""
+    """Put the chosen rows of integer host arrays on the mesh.
+
+    Each process reads only the rows of its own devices.
+    """
 
     def place(a):
         shape = (len(chosen), *a.shape[1:])
-        return jax.make_array_from_callback(shape, by_row(mesh), lambda index: a[chosen[index[0]]].astype(np.int32))
+        return jax.make_array_from_callback(
+            shape, by_row(mesh), lambda index: a[chosen[index[0]]].astype(np.int32)
+        )
 
     return jax.tree.map(place, arrays)
 
 
 def replicate(tree, mesh: Mesh):
-    """A copy of everything on every device, from wherever it is: split over the mesh, or the same in every process."""
-    return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))(tree)
+    """Copy arrays to every device, from a sharded tree or from equal copies in every process."""
+    return jax.jit(lambda tree: tree, out_shardings=replicated(mesh))(tree)
 
 
-def fetch(tree):
-    """Host copies of arrays that may be spread over processes."""
+def to_host(tree):
+    """Gather arrays to the host, also where they are sharded over processes."""
     if jax.process_count() > 1:
         return multihost_utils.process_allgather(tree, tiled=True)
     return jax.tree.map(np.asarray, tree)

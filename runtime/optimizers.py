@@ -9,10 +9,16 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
 
 
-def warmed_up(peak: float, warmup_steps: int, steps: int, then: Literal["constant", "cosine"]) -> optax.Schedule:
+def warmed_up(
+    peak: float, warmup_steps: int, steps: int, then: Literal["constant", "cosine"]
+) -> optax.Schedule:
     """Linear from zero to the peak, then constant or along a cosine to zero."""
     warmup = optax.linear_schedule(0.0, peak, max(warmup_steps, 1))
-    rest = optax.constant_schedule(peak) if then == "constant" else optax.cosine_decay_schedule(peak, steps - warmup_steps)
+    rest = (
+        optax.constant_schedule(peak)
+        if then == "constant"
+        else optax.cosine_decay_schedule(peak, steps - warmup_steps)
+    )
     return optax.join_schedules([warmup, rest], [warmup_steps])
 
 
@@ -29,7 +35,7 @@ def make_optimizer(
 
 
 def muon_or_adam(model: PyTree) -> PyTree[str]:
-    """Muon takes every matrix, layer by layer where stacked; Adam takes biases, norms, tables and tokens."""
+    """Label the leaves: Muon takes every matrix, layer by layer where stacked; Adam takes the rest."""
 
     def label(path, leaf):
         names = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
@@ -46,7 +52,8 @@ class Momentum(NamedTuple):
 def orthogonal_momentum(unroll: bool = False, beta: float = 0.95) -> optax.GradientTransformation:
     """Muon: Nesterov momentum, made orthogonal and scaled by √(out / in) where that is above 1.
 
-    The same as optax.contrib.muon, which on a mesh would have every device do most of the work (see `orthogonal`).
+    Equal to optax.contrib.muon, with which every device of a mesh would repeat most of the work (see
+    `orthogonal`).
     """
 
     def init(params):
@@ -55,7 +62,10 @@ def orthogonal_momentum(unroll: bool = False, beta: float = 0.95) -> optax.Gradi
     def update(grads, state, params=None):
         count = state.count + 1
         mean = optax.tree.update_moment(grads, state.mean, beta, 1)
-        unbiased = optax.tree.bias_correction(mean, beta, count + 1), optax.tree.bias_correction(grads, beta, count)
+        unbiased = (
+            optax.tree.bias_correction(mean, beta, count + 1),
+            optax.tree.bias_correction(grads, beta, count),
+        )
         ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, *unbiased)
         scale = lambda m: max(1.0, m.shape[-1] / m.shape[-2]) ** 0.5  # noqa: E731
         return jax.tree.map(lambda m: scale(m) * orthogonal(m, unroll), ahead), Momentum(count, mean)
@@ -64,15 +74,15 @@ def orthogonal_momentum(unroll: bool = False, beta: float = 0.95) -> optax.Gradi
 
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of Newton-Schulz
-WIDE = 16  # times as wide as high: then a matrix is multiplied by less often
+WIDE = 16  # ratio of width to height from which `orthogonal_wide` is faster
 
 
 def orthogonal(x: Float[Array, "*n m k"], unroll: bool = False) -> Float[Array, "*n m k"]:
-    """Five rounds of Newton-Schulz, after which all singular values of a matrix are near 1.
+    """Bring all singular values of a matrix near 1 by five rounds of Newton-Schulz.
 
-    A round is x ← a x + b G x + c G² x with G = x xᵀ. On a mesh, devices share the columns (zeros, which change nothing, fill
-    up their number), and G is the one thing they tell each other. Multiplied out from the right, G² is not needed: it would be
-    the one product that they do not share.
+    A round is x ← a x + b G x + c G² x with G = x xᵀ. On a mesh, the columns are sharded (padded by zeros,
+    which change nothing), and only G is communicated. Multiplied out from the right, G² is not needed: it
+    would be the one product that devices do not share.
     """
     *_, m, k = x.shape
     if m > k:
@@ -93,9 +103,11 @@ def orthogonal(x: Float[Array, "*n m k"], unroll: bool = False) -> Float[Array, 
 
 
 def orthogonal_wide(x: Float[Array, "*n m k"]) -> Float[Array, "*n m k"]:
-    """The same five rounds for the matrix of a vocabulary: all but four of fifteen products are of small square matrices.
+    """Take the five rounds for the matrix of a vocabulary: all but four of fifteen products are small and
+    square.
 
-    What a round multiplies x by is a polynomial of G, and so is the next G. Float32 holds that for three rounds, not for five.
+    A round multiplies x by a polynomial of G, and so is the next G. Float32 allows that for three rounds, not
+    for five.
     """
     for rounds in (2, 3):
         gram, product = x @ x.mT, jnp.eye(x.shape[-2])

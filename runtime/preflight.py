@@ -1,10 +1,10 @@
-"""The train step, compiled for a TPU that is not there: does it fit, what does it cost, how long will it take.
+"""The train step, compiled for a TPU that is not there: whether it fits, and what it costs.
 
     python train.py --model elf-b --mesh 64 --preflight v5p:4x4x4
 
-The TPU compiler is in the package libtpu and knows the chips by name. It counts the body of a loop once and sees nothing of a
-Pallas kernel. So each loop is compiled a second time with two rounds of its body in one, the difference is what a round costs,
-and the kernels are counted by their formulas.
+The TPU compiler is in the package libtpu and knows the chips by name. It counts the body of a loop once and
+cannot see into a Pallas kernel. So each loop is compiled a second time with two rounds of its body in one,
+the difference is the cost of a round, and kernels are counted by formula.
 """
 
 import math
@@ -13,30 +13,37 @@ import re
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import Mesh
 from tqdm import tqdm
 
-from elf import CONTROL_TOKENS, ELF
-from errors import Refused
-from pretrained import T5Encoder
+import data
+from config import OWT_ROWS, TrainConfig
+from corpora.rows import Rows
+from elf import CONTROL_TOKENS, ELF, SIZES
+from encoders.t5 import T5Encoder
+from methods.elf import elf_method
+from runtime.errors import UserError, first_line
+from runtime.mesh import ALL, by_row, make_mesh, replicated, shapes_on, shardings
 
 
 class Chip(NamedTuple):
     flops: float
-    """Peak of bfloat16 matrix products, per second."""
+    """Peak bfloat16 operations per second."""
     hbm: float
     """Bytes of memory."""
     bandwidth: float
-    """Bytes to and from memory, per second."""
+    """Bytes to and from memory per second."""
     mxu: int
-    """Side of the matrix unit: products with a shorter inner or outer side leave part of it idle."""
+    """Side of the matrix unit; products with a shorter side leave part of it idle."""
     example: str
     accelerator: str
-    """What libtpu calls one host of them."""
+    """Name of one host in libtpu."""
 
 
 CHIPS = {
@@ -47,47 +54,55 @@ CHIPS = {
 
 
 def topology(name: str) -> tuple[Chip, list]:
-    """The kind of chip and the devices that a name such as v5p:4x4x4 stands for."""
-    known = f"known are {', '.join(chip.example for chip in CHIPS.values())} and other shapes of these"
+    """Chip and devices of a name such as v5p:4x4x4."""
+    known = f"choose {', '.join(chip.example for chip in CHIPS.values())} or other shapes of these"
     kind = name.split(":")[0]
     if kind not in CHIPS or ":" not in name:
-        raise Refused(f"--preflight {name}: unknown TPU; {known}")
+        raise UserError(f"--preflight {name}: unknown TPU; {known}")
     chip = CHIPS[kind]
-    jax.config.update("jax_enable_compilation_cache", False)  # What is compiled for absent devices cannot be read back.
-    jax.config.update("jax_platforms", "cpu")  # Nothing is to run on whatever accelerator may be here,
-    os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE=chip.accelerator)
-    os.environ.update(ALLOW_MULTIPLE_LIBTPU_LOAD="1")  # nor to be kept from others.
+    jax.config.update(
+        "jax_enable_compilation_cache", False
+    )  # programs for absent devices cannot be read back
+    jax.config.update("jax_platforms", "cpu")  # leave accelerators of this machine alone
+    os.environ.update(
+        TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE=chip.accelerator
+    )
+    os.environ.update(ALLOW_MULTIPLE_LIBTPU_LOAD="1")
     try:
         return chip, topologies.get_topology_desc(name, platform="tpu").devices
     except jax.errors.JaxRuntimeError as error:
-        raise Refused(f"--preflight {name}: {str(error).splitlines()[0]}; {known}") from None
+        raise UserError(f"--preflight {name}: {first_line(error)}; {known}") from None
     except RuntimeError as error:
-        raise Refused(f"--preflight needs the TPU compiler: pip install libtpu ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"--preflight needs the TPU compiler: pip install libtpu ({first_line(error)})"
+        ) from None
 
 
-Counts = Counter[str]  # what is counted of a program, by name: flops, bytes, seconds, and what `read_hlo` finds
+Counts = Counter[str]  # costs of a program by name: flops, bytes, seconds, and the counts of `read_hlo`
 
 
 def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, Counts]:
-    """The program, and what the compiler and its text say of it: loop bodies once, kernels not in flops, bytes and seconds."""
+    """Compile a program and count its costs: loop bodies once, kernels apart from flops and bytes."""
     with tempfile.TemporaryDirectory() as directory:
         program = lowered.compile(compiler_options={"xla_dump_to": directory, "xla_dump_hlo_as_text": True})
         texts = Path(directory).glob("*.after_optimizations.txt")
         counts = read_hlo(max(texts, key=lambda file: file.stat().st_size).read_text())
-    found = program.cost_analysis()
-    seconds = found["optimal_seconds"]
-    seconds += math.ceil(max(0, -seconds))  # The compiler adds -1 for what it cannot estimate.
-    counts.update(flops=found["flops"], bytes=found["bytes accessed"], seconds=seconds)
+    costs = program.cost_analysis()
+    seconds = costs["optimal_seconds"]
+    seconds += math.ceil(max(0, -seconds))  # the compiler adds -1 for what it cannot estimate
+    counts.update(flops=costs["flops"], bytes=costs["bytes accessed"], seconds=seconds)
     return program, counts
 
 
-def counted(plan, layers: int, parts: int) -> tuple[jax.stages.Compiled, float, Counts]:
-    """The step, the seconds it took to compile, and its counts with every loop in full.
+def counted(plan: "Plan") -> tuple[jax.stages.Compiled, float, Counts]:
+    """Compile the step: program, seconds of compilation, and counts with every loop in full.
 
-    In a step, each of the `parts` of a batch goes through the loop over the encoder's layers and those over ELF's `layers`; then
-    the optimizer has loops of its own.
+    Each of the `parts` of a batch loops over the encoder's layers and over ELF's; the optimizer has its own
+    loops.
     """
-    bar = tqdm(desc="compiling", unit="program", total=6 + (parts > 1) + len(plan.repeated), leave=False)
+    layers, parts = SIZES[plan.config.model]["depth"], plan.config.accumulate
+    total = 6 + (parts > 1) + (plan.teacher_steps > 0)
+    bar = tqdm(desc="compiling", unit="program", total=total, leave=False)
     bar.refresh()
 
     def count(lowered):
@@ -95,20 +110,21 @@ def counted(plan, layers: int, parts: int) -> tuple[jax.stages.Compiled, float, 
         bar.update()
         return counts
 
-    begun = time.time()
+    started = time.time()
     program, once = compiled(plan.step())
-    compile_seconds = time.time() - begun
+    compile_seconds = time.time() - started
     bar.update()
     layer = difference(count(plan.step(unroll_layers=2)), once)
     part = difference(count(plan.step(unroll_parts=2)), once) if parts > 1 else Counter()
     encoder, optimizer = (
-        difference(count(lower(unroll=True)), count(lower(unroll=False))) for lower in (plan.encoder, plan.optimizer)
+        difference(count(lower(unroll=True)), count(lower(unroll=False)))
+        for lower in (plan.encoder, plan.optimizer)
     )
-    repeated = [(times, count(lower())) for times, lower in plan.repeated]
+    teacher = count(plan.teacher_step()) if plan.teacher_steps else Counter()
     bar.close()
 
     def full(k):
-        inner = (layers - 1) * layer[k] + encoder[k] + sum(times * each[k] for times, each in repeated)
+        inner = (layers - 1) * layer[k] + encoder[k] + (plan.teacher_steps - 1) * teacher[k]
         return once[k] + (parts - 1) * part[k] + parts * inner + optimizer[k]
 
     return program, compile_seconds, Counter({k: full(k) for k in once})
@@ -118,23 +134,36 @@ def difference(more: Counts, less: Counts) -> Counts:
     return Counter({k: more[k] - less[k] for k in more})
 
 
-NUMBER_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+NUMBER_BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "bf16": 2,
+    "f16": 2,
+    "s32": 4,
+    "u32": 4,
+    "f32": 4,
+    "s64": 8,
+    "u64": 8,
+}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 def sizes_of(shapes: str) -> list[int]:
-    """Bytes of every array whose shape HLO writes here."""
-    found = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-    return [NUMBER_BYTES[kind] * math.prod(map(int, filter(None, n.split(",")))) for kind, n in found if kind in NUMBER_BYTES]
+    """Bytes of every array in a piece of HLO."""
+    arrays = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+    known = [(NUMBER_BYTES[kind], n.split(",")) for kind, n in arrays if kind in NUMBER_BYTES]
+    return [size * math.prod(map(int, filter(None, n))) for size, n in known]
 
 
 def read_hlo(hlo: str) -> Counts:
-    """Collectives and attention kernels in the text of a program; each is a line of its own, wherever it stands."""
+    """Count collectives and attention kernels in the text of a program."""
     counts = Counter()
     for line in hlo.splitlines():
-        if found := re.search(rf" = (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line):
-            counts[f"{found[2]} count"] += 1
-            counts[f"{found[2]} bytes"] += max(sizes_of(found[1]), default=0) if "-start(" in line else sum(sizes_of(found[1]))
+        if match := re.search(rf" = (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line):
+            counts[f"{match[2]} count"] += 1
+            sizes = sizes_of(match[1])
+            counts[f"{match[2]} bytes"] += max(sizes, default=0) if "-start(" in line else sum(sizes)
         if "tpu_custom_call" in line and (
             kernel := re.search(r"%(flash|splash_mha_fwd|splash_mha_dkv)\S* = (.*?) custom-call\(", line)
         ):
@@ -152,7 +181,7 @@ def matrices(tree) -> int:
 
 
 def useful_flops(model: ELF, encoder: T5Encoder, length: int, passes: float, p_decode: float) -> float:
-    """What one row needs: `passes` forwards of ELF, three of the vocabulary head on its share of rows, one of the encoder."""
+    """Operations per row: `passes` forwards of ELF, 3 of the head on its share of rows, 1 of the encoder."""
     depth, width, tokens = model.depth, model.x_norm.weight.size, length + 3 * CONTROL_TOKENS
     layers = [leaf for leaf in jax.tree.leaves((model.blocks.attend, model.blocks.mlp)) if leaf.ndim == 3]
     trunk = 2 * matrices(layers) * tokens + 4 * tokens**2 * width * depth
@@ -164,21 +193,103 @@ def useful_flops(model: ELF, encoder: T5Encoder, length: int, passes: float, p_d
     return passes * (trunk + ends) + 3 * p_decode * head + encode
 
 
-METHOD = """flops, bytes and seconds are the TPU compiler's own estimate; loop bodies, which it counts once, are multiplied by \
-their rounds, a round being the difference to a build with more of them written out; the attention kernels, which it cannot \
-see, are added from their shapes in the compiled program, their time at the peak of the matrix unit as far as the width of a \
-head fills it. Useful FLOPs for the utilisation leave out padding, unused slots and recomputation."""
+class Plan(NamedTuple):
+    """The step that `train` would run on a mesh, and its parts, from shapes alone."""
+
+    config: TrainConfig
+    build: Callable
+    """Builds a trainer from (config, method, mesh); `train.build`."""
+    method: Callable = elf_method
+    """(config, vocab, width, mesh, unroll) -> Method"""
+    frozen: Callable = lambda embedder, network: embedder
+    """(embedder, network) -> frozen networks of the loss"""
+    teacher: Callable | None = None
+    """(network, width, mesh) -> one step of a teacher, lowered"""
+    teacher_steps: int = 0
+    """Passes of a frozen teacher in a step; their loop counts as one in the compiled step."""
+
+    @property
+    def mesh(self) -> Mesh:
+        return make_mesh(self.config.mesh, self.config.batch, topology(self.config.preflight)[1])
+
+    def embedder(self, unroll: int = 1) -> data.Embedder:
+        _, embedder = data.abstract_embedder(self.config, unroll)
+        dtype = data.compute_type(self.config, self.mesh)
+        return jax.eval_shape(lambda e: data.cast_encoder(e, dtype), embedder)
+
+    def make(self, unroll: int = 1):
+        """The method, and the shapes of its network."""
+        vocab, embedder = data.abstract_embedder(self.config)
+        method = self.method(self.config, vocab, len(embedder.mean), self.mesh, unroll)
+        return method, jax.eval_shape(method.make, jax.random.key(0))
+
+    def rows(self, n: int) -> Rows:
+        number = jax.ShapeDtypeStruct((n,), jax.numpy.int32)
+        rows = Rows(jax.ShapeDtypeStruct((n, self.config.length), jax.numpy.int32), number, number)
+        return shapes_on(rows, by_row(self.mesh))
+
+    def step(self, unroll_layers: int = 1, unroll_parts: int = 1) -> jax.stages.Lowered:
+        """Lower the whole step, with some layers or parts of the batch unrolled in each round of the loop."""
+        mesh, (method, network) = self.mesh, self.make(unroll_layers)
+        trainer = self.build(self.config, method, mesh, unroll_parts=unroll_parts)
+        frozen, key = self.frozen(self.embedder(), network), jax.eval_shape(lambda: jax.random.key(0))
+        frozen, key = shapes_on((frozen, key), replicated(mesh))
+        with jax.set_mesh(mesh):
+            return trainer.step.lower(trainer.state, frozen, self.rows(self.config.batch), key)
+
+    def encoder(self, unroll: bool) -> jax.stages.Lowered:
+        """Lower the encoder on one part of the batch."""
+        mesh, n = self.mesh, self.config.batch // self.config.accumulate
+        embedder = self.embedder()
+        embedder = self.embedder(len(embedder.encoder.blocks.norm1.weight)) if unroll else embedder
+        drop = jax.ShapeDtypeStruct((n,), bool, sharding=by_row(mesh))
+        with jax.set_mesh(mesh):
+            encode = jax.jit(data.Embedder.__call__)
+            return encode.lower(shapes_on(embedder, replicated(mesh)), self.rows(n), drop)
+
+    def optimizer(self, unroll: bool) -> jax.stages.Lowered:
+        """Lower the optimizer: gradients to updates."""
+        mesh, (method, network) = self.mesh, self.make()
+        trainer = self.build(self.config, method, mesh, unroll_muon=unroll)
+        model = shapes_on(network, shardings(network, mesh, ALL))
+        with jax.set_mesh(mesh):
+            return jax.jit(trainer.optimizer.update).lower(model, trainer.state.optimizer, model)
+
+    def teacher_step(self) -> jax.stages.Lowered:
+        """Lower one step of the teacher, with its layers unrolled."""
+        _, network = self.make(SIZES[self.config.model]["depth"])
+        return self.teacher(network, len(self.embedder().mean), self.mesh)
 
 
-def inspect(name: str, plan, *, layers: int, parts: int, chip: Chip, head_dim: int, useful: float) -> dict[str, Any]:
-    """Compile the step of a plan and say what it costs a chip; `useful` FLOPs of it are the method's own."""
-    program, compile_seconds, counts = counted(plan, layers, parts)
-    memory, kernel_flops, kernel_bytes = program.memory_analysis(), counts["kernel flops"], counts["kernel bytes"]
-    kernel_seconds = max(kernel_flops / (chip.flops * min(1, head_dim / chip.mxu)), kernel_bytes / chip.bandwidth)
+METHOD = """flops, bytes and seconds are the TPU compiler's own estimate; loop bodies, which it counts once, are \
+multiplied by their rounds, a round being the difference to a build with more of them unrolled; the attention \
+kernels, which it cannot see, are added from their shapes in the compiled program, their time at the peak of \
+the matrix unit as far as the width of a head fills it. Useful FLOPs for the utilisation leave out padding, \
+unused slots and recomputation."""
+
+
+def inspect(plan: Plan) -> dict[str, Any]:
+    """Compile the step of a plan and estimate what it costs a chip."""
+    config, mesh = plan.config, plan.mesh
+    chip, _ = topology(config.preflight)
+    _, width, heads = SIZES[config.model].values()
+    passes = 3 + (1 - config.p_decode) * (config.p_self_cond + plan.teacher_steps)
+    _, network = plan.make()
+    row_flops = useful_flops(network, plan.embedder().encoder, config.length, passes, config.p_decode)
+    program, compile_seconds, counts = counted(plan)
+    memory, kernel_flops, kernel_bytes = (
+        program.memory_analysis(),
+        counts["kernel flops"],
+        counts["kernel bytes"],
+    )
+    peak = chip.flops * min(1, width // heads / chip.mxu)
+    kernel_seconds = max(kernel_flops / peak, kernel_bytes / chip.bandwidth)
     seconds = counts["seconds"] + kernel_seconds
-    sent = [dict(kind=kind, count=counts[f"{kind} count"], bytes=counts[f"{kind} bytes"]) for kind in COLLECTIVES]
+    collectives = [
+        dict(kind=kind, count=counts[f"{kind} count"], bytes=counts[f"{kind} bytes"]) for kind in COLLECTIVES
+    ]
     return dict(
-        topology=name,
+        topology=config.preflight,
         hbm_state_bytes=memory.argument_size_in_bytes,
         hbm_temp_bytes=memory.temp_size_in_bytes,
         hbm_limit_bytes=chip.hbm,
@@ -189,24 +300,25 @@ def inspect(name: str, plan, *, layers: int, parts: int, chip: Chip, head_dim: i
         kernel_bytes=kernel_bytes,
         kernel_seconds=kernel_seconds,
         predicted_seconds=seconds,
-        mfu=useful / (seconds * chip.flops),
-        collectives=[each for each in sent if each["count"]],
+        mfu=row_flops * config.batch / mesh.size / (seconds * chip.flops),
+        collectives=[each for each in collectives if each["count"]],
         compile_seconds=compile_seconds,
         method=METHOD,
+        owt_epoch_hours=OWT_ROWS / config.batch * seconds / 3600,
     )
 
 
-def print_report(report: dict[str, Any]):
-    gb = {key: report[key] / 1e9 for key in ("hbm_state_bytes", "hbm_temp_bytes", "hbm_limit_bytes", "bytes_accessed")}
-    fits = "fits" if report["fits"] else "DOES NOT FIT"
-    print(f"{report['topology']}, per chip and step:")
-    print(f"  memory        {gb['hbm_state_bytes']:.2f} GB state + {gb['hbm_temp_bytes']:.2f} GB temporaries", end="")
-    print(f" of {gb['hbm_limit_bytes']:.0f} GB: {fits}")
-    print(f"  operations    {report['flops'] / 1e12:.2f} TFLOP, of them {report['kernel_flops'] / 1e12:.2f} in kernels")
-    print(f"  traffic       {gb['bytes_accessed']:.1f} GB, of them {report['kernel_bytes'] / 1e9:.1f} in kernels")
-    for each in report["collectives"]:
+def print_costs(costs: dict[str, Any]):
+    gb = {key: value / 1e9 for key, value in costs.items() if "bytes" in key}
+    fits, mfu = "fits" if costs["fits"] else "DOES NOT FIT", costs["mfu"]
+    memory = f"{gb['hbm_state_bytes']:.2f} GB state + {gb['hbm_temp_bytes']:.2f} GB temporaries"
+    print(f"""{costs["topology"]}, per chip and step:
+  memory        {memory} of {gb["hbm_limit_bytes"]:.0f} GB: {fits}
+  operations    {costs["flops"] / 1e12:.2f} TFLOP, of them {costs["kernel_flops"] / 1e12:.2f} in kernels
+  traffic       {gb["bytes_accessed"]:.1f} GB, of them {gb["kernel_bytes"]:.1f} in kernels""")
+    for each in costs["collectives"]:
         print(f"  {each['kind']:13} {each['count']} of {each['bytes'] / 1e9:.3f} GB in all")
-    print(f"  step          {report['predicted_seconds']:.4f} s predicted, {report['mfu']:.0%} of peak in useful FLOPs")
-    print(f"  OpenWebText   {report['owt_epoch_hours']:.2f} h an epoch")
-    print(f"  compiled in   {report['compile_seconds']:.0f} s")
-    print(f"How: {report['method']}")
+    print(f"""  step          {costs["predicted_seconds"]:.4f} s predicted, {mfu:.0%} of peak in useful FLOPs
+  OpenWebText   {costs["owt_epoch_hours"]:.2f} h an epoch
+  compiled in   {costs["compile_seconds"]:.0f} s
+How: {costs["method"]}""")

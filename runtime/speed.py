@@ -1,4 +1,5 @@
-"""Seconds, tokens per second and memory of a network on this machine, part by part, with random weights and data."""
+"""Seconds, tokens per second and memory of a network on this machine, part by part, with random weights and
+data."""
 
 import dataclasses
 import resource
@@ -12,17 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import corpora
-import data
 import losses
-import pretrained
 import samplers
-import scratch
-import train
+from config import PRESETS
+from corpora.rows import Rows
+from data import Embedder, batch_indices, prefetched
 from elf import ELF, SIZES
-from errors import Refused
-from mesh import make_mesh, place_rows
-from settings import PRESETS
+from encoders import scratch
+from encoders.t5 import t5_from_config
+from methods.elf import draw_step, elf_method, noise_scales, slots_of
+from runtime.errors import UserError
+from runtime.mesh import make_mesh, place_rows
 
 
 @dataclass(frozen=True)
@@ -46,91 +47,101 @@ class Speed:
     repeats: int = 10
     """Timed calls of each part; the median is shown."""
 
-    def __call__(self):
+    def __call__(self, build: Callable):
+        """Print the times; `build` is `train.build`."""
         if self.model not in SIZES:
-            raise Refused(f"--model {self.model}: unknown; known are {', '.join(SIZES)}")
-        config = dataclasses.replace(
-            PRESETS["stories"], model=self.model, length=self.length, batch=self.batch, bottleneck=self.bottleneck
-        )
-        key = jax.random.key(0)
-        mesh = make_mesh("1", self.batch)
-        unroll = train.best_unroll(config, mesh)
-        model = jax.jit(lambda: train.make_model(config, self.vocab, self.embedding, key, unroll))()
-        embedder = self.random_embedder(key)
-        n, length = self.batch, self.length
-        rows = corpora.Rows(jnp.ones((n, length), jnp.int32), jnp.full(n, length), jnp.zeros(n, jnp.int32))
-        slots = train.slots_of(config)
-        draws, drop = train.draw(config, key, jnp.arange(n), length, self.embedding, slots.group)
+            raise UserError(f"--model {self.model}: unknown; choose {', '.join(SIZES)}")
+        calls, compile_seconds = {}, {}
+        for name, (function, args) in self.parts(build).items():
+            started = time.time()
+            calls[name] = partial(jax.jit(function).lower(*args).compile(), *args)
+            compile_seconds[name] = time.time() - started
+        seconds = self.time(calls)
+        n, device = self.batch * self.length, jax.devices()[0].device_kind
+        print(f"{self.model}, {self.batch} rows of {self.length} tokens on {jax.device_count()} {device}")
+        print(f"{'':24}{'seconds':>10}{'forwards':>10}{'tokens/s':>12}{'compile s':>11}")
+        for name, s in seconds.items():
+            compiling = compile_seconds[name]
+            print(f"{name:24}{s:>10.4f}{s / seconds['forward']:>10.2f}{n / s:>12,.0f}{compiling:>11.1f}")
+        print(f"waiting for data: {self.waiting(calls['whole step']):.2%} of the time of a step")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"peak memory of the process: {peak:.2f} GiB")
+
+    def parts(self, build: Callable) -> dict[str, tuple[Callable, tuple]]:
+        """List the functions to time, with their arguments."""
+        changes = dict(model=self.model, length=self.length, batch=self.batch, bottleneck=self.bottleneck)
+        config, key = dataclasses.replace(PRESETS["stories"], **changes), jax.random.key(0)
+        mesh, n, embedder = make_mesh("1", self.batch), self.batch, self.random_embedder(key)
+        method = elf_method(config, self.vocab, self.embedding, mesh)
+        trainer = build(config, method, mesh)
+        state, slots = trainer.init(), slots_of(config)
+        model = state.model
+        rows = Rows(jnp.ones((n, self.length), jnp.int32), jnp.full(n, self.length), jnp.zeros(n, jnp.int32))
+        draws, drop = draw_step(config, key, jnp.arange(n), self.length, self.embedding, slots.group)
         batch = jax.jit(embedder.__call__)(rows, drop)
-        optimizer = train.optimizer_of(config, train.in_one_piece(mesh))
-        state = train.State(jnp.zeros((), jnp.int32), model, model, optimizer.init(model))
-        scales = dict(noise_scale=config.noise_scale, decode_noise_scale=config.decode_noise_scale)
 
         def forward(model, batch, draws):
-            """All rows through the network, and those that decode through the vocabulary head."""
+            """All rows through the network, and the decoder slots through the vocabulary head."""
             h = model.trunk(batch.x, batch.x, draws.t, draws.w, draws.t)
-            return model.predict(h, batch.x, draws.t), model.logits(losses.take_rows(slots.group, h, slice(0, slots.decode)))
+            decoded = losses.take_rows(slots.group, h, slice(0, slots.decode))
+            return model.predict(h, batch.x, draws.t), model.logits(decoded)
 
         def gradient(model, batch, draws):
-            return jax.grad(lambda model: losses.token_losses(model, batch, draws, slots, **scales).mean())(model)
+            scales = noise_scales(config)
+            return jax.grad(lambda m: losses.token_losses(m, batch, draws, slots, **scales).mean())(model)
 
-        steps_16, keys = partial(samplers.sample.__wrapped__, w=1.0, gamma=1.0), jax.random.split(key, n)
-        step = train.make_step(config, optimizer, train.make_loss(config, jnp.float32), mesh)
-        parts = {
+        sample = partial(samplers.sample.__wrapped__, w=1.0, gamma=1.0)
+        return {
             "forward": (forward, (model, batch, draws)),
             "forward, denoising only": (ELF.denoise, (model, batch.x, batch.x, draws.t, draws.w)),
             "losses and gradients": (gradient, (model, batch, draws)),
-            "encoder": (data.Embedder.__call__, (embedder, rows, drop)),
-            "optimizer": (optimizer.update, (model, state.optimizer, model)),
-            "whole step": (step, (state, embedder, rows, key)),
-            "sampling, 16 steps": (steps_16, (model, batch.x, samplers.uniform_grid(16), keys)),
+            "encoder": (Embedder.__call__, (embedder, rows, drop)),
+            "optimizer": (trainer.optimizer.update, (model, state.optimizer, model)),
+            "whole step": (trainer.step.__wrapped__, (state, embedder, rows, key)),
+            "sampling, 16 steps": (
+                sample,
+                (model, batch.x, samplers.uniform_grid(16), jax.random.split(key, n)),
+            ),
         }
-        calls, compile_seconds = {}, {}
-        for name, (function, args) in parts.items():
-            begun = time.time()
-            calls[name] = partial(jax.jit(function).lower(*args).compile(), *args)
-            compile_seconds[name] = time.time() - begun
-        seconds = self.time(calls)
-        print(f"{self.model}, {n} rows of {length} tokens on {jax.device_count()} {jax.devices()[0].device_kind}")
-        print(f"{'':24}{'seconds':>10}{'forwards':>10}{'tokens/s':>12}{'compile s':>11}")
-        for name, taken in seconds.items():
-            row = f"{taken:>10.4f}{taken / seconds['forward']:>10.2f}{n * length / taken:>12,.0f}{compile_seconds[name]:>11.1f}"
-            print(f"{name:24}{row}")
-        print(f"waiting for data: {self.waiting(calls['whole step'].func, state, embedder, key, mesh):.2%} of the time of a step")
-        print(f"peak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
     def time(self, calls: dict[str, Callable]) -> dict[str, float]:
-        """Median seconds of each call. They take turns, so that a busy moment of the machine falls on all alike; the first call
-        of a turn is not counted, as it has to find memory again that the others used."""
+        """Time each call: the median of alternating turns, so that a busy moment of the machine affects all
+        alike.
+
+        The first call of a turn is not counted, as it has to reclaim memory from the others.
+        """
         taken = {name: [] for name in calls}
         for _ in range(self.repeats):
             for name, call in calls.items():
                 jax.block_until_ready(call())
-                begun = time.time()
+                started = time.time()
                 jax.block_until_ready(call())
-                taken[name].append(time.time() - begun)
+                taken[name].append(time.time() - started)
         return {name: float(np.median(times)) for name, times in taken.items()}
 
-    def waiting(self, step, state, embedder, key, mesh) -> float:
-        """Share of the time that steps wait for their rows, which come from a file by memory map as in training."""
+    def waiting(self, call: partial) -> float:
+        """Share of the time that steps wait for their rows, read by memory map as in training."""
+        state, embedder, _, key = call.args
         with tempfile.NamedTemporaryFile() as file:
             np.lib.format.open_memmap(file.name, "w+", np.int32, (100_000, self.length))[:] = 1
             s = np.load(file.name, mmap_mode="r")
-            full = np.full(len(s), self.length, np.int32)
-            rows = corpora.Rows(s, full, np.zeros_like(full))
-            load = lambda i: place_rows(rows, data.batch_indices(len(s), self.batch, 0, i), mesh)  # noqa: E731
-            begun, waited, ahead = time.time(), 0.0, data.prefetched(load, 0, self.repeats)
+            full, mesh = np.full(len(s), self.length, np.int32), make_mesh("1", self.batch)
+            rows = Rows(s, full, np.zeros_like(full))
+            load = lambda i: place_rows(rows, batch_indices(len(s), self.batch, 0, i), mesh)  # noqa: E731
+            started, waited, ahead = time.time(), 0.0, prefetched(load, 0, self.repeats)
             for _ in range(self.repeats):
-                asked = time.time()
+                since = time.time()
                 part = next(ahead)
-                waited += time.time() - asked
-                state, found = step(state, embedder, part, key)
-                jax.block_until_ready(found)
-            return waited / (time.time() - begun)
+                waited += time.time() - since
+                state, metrics = call.func(state, embedder, part, key)
+                jax.block_until_ready(metrics)
+            return waited / (time.time() - started)
 
-    def random_embedder(self, key) -> data.Embedder:
+    def random_embedder(self, key) -> Embedder:
         sizes = dict(vocab_size=self.vocab, d_model=self.embedding, num_layers=self.encoder_layers)
         heads = max(1, self.embedding // 64)
-        sizes |= dict(num_heads=heads, d_kv=self.embedding // heads, d_ff=4 * self.embedding, feed_forward_proj="relu")
-        encoder = pretrained.t5_from_config(scratch.SMALL | sizes, key)
-        return data.Embedder(encoder, jnp.zeros(self.embedding), jnp.ones(self.embedding))
+        sizes |= dict(
+            num_heads=heads, d_kv=self.embedding // heads, d_ff=4 * self.embedding, feed_forward_proj="relu"
+        )
+        encoder = t5_from_config(scratch.SMALL | sizes, key)
+        return Embedder(encoder, jnp.zeros(self.embedding), jnp.ones(self.embedding))

@@ -8,36 +8,38 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if "ELF_TESTS" not in os.environ:  # Processes that this one starts find there what the others compiled and prepared.
+if (
+    "ELF_TESTS" not in os.environ
+):  # compiled programs and prepared data, shared by all processes of a test run
     SHARED = tempfile.TemporaryDirectory()
     os.environ["ELF_TESTS"] = SHARED.name
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{os.environ['ELF_TESTS']}/compiled")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
-QUICK = "--xla_backend_optimization_level=0"  # Compilation is most of what tests do.
+QUICK = "--xla_backend_optimization_level=0"  # compilation is most of a test's time
 os.environ.setdefault("XLA_FLAGS", f"{QUICK} --xla_force_host_platform_device_count=8")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-MODULES = ["attention", "corpora", "elf", "losses", "samplers", "pretrained", "scratch", "data"]
-with install_import_hook(MODULES, "beartype.beartype"):
-    import corpora
+HOOKED = ["corpora.rows", "data", "elf", "encoders", "losses", "methods", "runtime.attention", "samplers"]
+with install_import_hook(HOOKED, "beartype.beartype"):
+    import data  # noqa: F401
     import elf
-    import pretrained
     import samplers  # noqa: F401
-    import scratch
+    from corpora import rows
+    from encoders import released, scratch, t5
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-import mesh  # noqa: E402
 import train  # noqa: E402
-from settings import PRESETS  # noqa: E402
+from config import PRESETS  # noqa: E402
+from runtime import mesh  # noqa: E402
 
-mesh.SMALL = 64  # so that the small networks of the tests are split over devices too
-corpora.WRITTEN["train"] = 10_000  # which have all words, and are written sooner
+mesh.SMALL = 64  # shard the small networks of the tests too
+rows.WRITTEN["train"] = 10_000  # enough for all words, and quick to write
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -46,42 +48,41 @@ LONG = ["meshes", "interruptions", "distill", "ablations", "eval", "train", "pre
 
 
 def pytest_collection_modifyitems(items):
-    """Files that take long are begun first, so that the workers end at about the same time."""
+    """Start long files first, so that the workers end at about the same time."""
     order = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
 
 
-def released(prefix, arrays):
-    """The entries under `prefix` with the prefix cut off."""
+def under(prefix, arrays):
+    """Entries under a prefix, without the prefix."""
     return {k.removeprefix(prefix): arrays[k] for k in arrays.files if k.startswith(prefix)}
 
 
 @pytest.fixture(scope="session")
 def golden():
-    """Numbers obtained with the released implementation, by file name."""
+    """Numbers of the released implementation, by file name."""
     return lambda name: np.load(GOLDEN / f"{name}.npz")
 
 
 @pytest.fixture(scope="session")
 def golden_model(golden):
-    """The tiny model whose weights all golden numbers belong to."""
+    """The tiny model behind all golden numbers."""
     arrays = golden("elf_params")
     c = json.loads(str(arrays["config"]))
-    like = elf.ELF(
-        c["depth"], c["hidden"], c["heads"], vocab=c["vocab"], embedding=c["enc"], bottleneck=c["bott"], key=jax.random.key(0)
-    )
-    return pretrained.from_released(like, released("params/", arrays))
+    sizes = dict(depth=c["depth"], width=c["hidden"], heads=c["heads"], vocab=c["vocab"], embedding=c["enc"])
+    like = elf.ELF(**sizes, bottleneck=c["bott"], key=jax.random.key(0))
+    return released.from_released(like, under("params/", arrays))
 
 
 @pytest.fixture(scope="session")
 def cache():
-    """Where corpora are prepared once for all tests."""
+    """Directory of corpora, prepared once for all tests."""
     return Path(os.environ["ELF_TESTS"]) / "cache"
 
 
 @pytest.fixture(scope="session")
 def stories(cache):
-    return corpora.load_corpus("stories", "scratch", corpora.Layout(30), cache)
+    return rows.load_corpus("stories", "scratch", rows.Layout(30), cache)
 
 
 @pytest.fixture(scope="session")
@@ -90,15 +91,25 @@ def encoder_directory(tmp_path_factory, stories):
     vocab = len(stories.tokenizer)
     config = scratch.SMALL | dict(vocab_size=vocab, d_model=16, d_ff=16, d_kv=4, num_layers=1)
     directory = tmp_path_factory.mktemp("encoder")
-    pretrained.save_t5(pretrained.t5_from_config(config, jax.random.key(0)), directory)
+    t5.save_t5(t5.t5_from_config(config, jax.random.key(0)), directory)
     return directory
 
 
 @pytest.fixture(scope="session")
 def small(encoder_directory, cache):
-    """Settings of a run that takes seconds; whatever its length, the step is the same program and is compiled once."""
-    changes = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, steps=20, warmup_steps=2, cache=cache)
-    changes |= dict(log_every=1, save_every=9, keep=3, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01)
+    """Config of a run that takes seconds. Its step is the same program for any number of steps: compiled once."""
+    changes = dict(
+        model="tiny",
+        encoder=str(encoder_directory),
+        bottleneck=8,
+        batch=16,
+        steps=20,
+        warmup_steps=2,
+        cache=cache,
+    )
+    changes |= dict(
+        log_every=1, save_every=9, keep=3, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01
+    )
     changes |= dict(schedule="constant", ema=0.5)
     return dataclasses.replace(PRESETS["stories"], **changes)
 

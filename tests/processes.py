@@ -8,17 +8,17 @@ import time
 
 from conftest import QUICK, ROOT
 
-import runs
-import settings
+from config import PRESETS
+from runtime import checkpoints
 
 
 def curve(config, key="loss"):
-    return [line[key] for line in runs.read_metrics(config.directory)]
+    return [line[key] for line in checkpoints.read_metrics(config.directory)]
 
 
 def command(config):
-    """The command line that stands for a configuration."""
-    default, words = settings.PRESETS["stories"], [sys.executable, "train.py"]
+    """Command line of a config."""
+    default, words = PRESETS["stories"], [sys.executable, "train.py"]
     for field in dataclasses.fields(config):
         if (value := getattr(config, field.name)) != getattr(default, field.name):
             words += [f"--{field.name.replace('_', '-')}", str(value)]
@@ -26,26 +26,28 @@ def command(config):
 
 
 def start(config, devices=8, logs=None):
-    """The command in a process of its own; what it says goes to a file, as a pipe that nobody reads would stop it.
+    """The command in a process of its own; its output goes to a file, as an unread pipe would block it.
 
     Of several processes, each compiles for itself: XLA's CPU programs lose the order of their collectives in the cache.
     """
     env = os.environ | {"XLA_FLAGS": f"{QUICK} --xla_force_host_platform_device_count={devices}"}
     env |= {"JAX_ENABLE_COMPILATION_CACHE": str(config.processes == 1).lower()}
-    said = (logs or config.runs) / f"{config.name}-{config.process_id}.out"
-    with said.open("a") as out:
-        return subprocess.Popen(command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT), said
+    output = (logs or config.runs) / f"{config.name}-{config.process_id}.out"
+    with output.open("a") as out:
+        return subprocess.Popen(
+            command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT
+        ), output
 
 
-def wait_until(condition, process, said):
+def wait_until(condition, process, output):
     deadline = time.time() + 240
     while not condition():
-        assert process.poll() is None and time.time() < deadline, said.read_text()[-2000:]
+        assert process.poll() is None and time.time() < deadline, output.read_text()[-2000:]
         time.sleep(0.02)
 
 
 def logged_step(config):
-    return max((line["step"] for line in runs.read_metrics(config.directory)), default=0)
+    return max((line["step"] for line in checkpoints.read_metrics(config.directory)), default=0)
 
 
 def saved_step(config):

@@ -9,10 +9,12 @@ from einops import rearrange
 from jax.experimental import pallas as pl
 from numpy.testing import assert_allclose
 
-import attention
+from runtime import attention
 
 
-@pytest.mark.parametrize("way", [partial(attention.splashed, interpret=True), attention.on_gpu], ids=["tpu", "gpu"])
+@pytest.mark.parametrize(
+    "way", [partial(attention.splashed, interpret=True), attention.on_gpu], ids=["tpu", "gpu"]
+)
 @pytest.mark.parametrize("lead", [(), (2,)])
 def test_values_and_gradients_equal_those_of_plain_attention(way, lead):
     """The TPU kernel runs in interpret mode; 140 positions are padded to 256."""

@@ -15,7 +15,9 @@ def test_denoise_and_decode_match_the_released_network(golden, golden_model):
     assert_allclose(logits, g["decode_logits"], atol=1e-4)
 
 
-@pytest.mark.parametrize("size, expected", [("elf-b", 104_579_940), ("elf-m", 342_540_036), ("elf-l", 652_103_332)])
+@pytest.mark.parametrize(
+    "size, expected", [("elf-b", 104_579_940), ("elf-m", 342_540_036), ("elf-l", 652_103_332)]
+)
 def test_sizes_have_the_released_parameter_counts(size, expected):
     def build():
         return ELF(**SIZES[size], vocab=32_100, embedding=512, bottleneck=128, key=jax.random.key(0))

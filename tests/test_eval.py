@@ -14,21 +14,22 @@ import pytest
 from conftest import GOLDEN
 from safetensors.numpy import load_file, save_file
 
-import corpora
 import eval
-import judges
-import paper
-import pretrained
 import train
-import trained
-from errors import Refused
-from mesh import make_mesh
+from corpora import rows
+from encoders import gpt2, released
+from report import figures, judges, paper, texts
+from runtime import checkpoints
+from runtime.errors import UserError
+from runtime.mesh import make_mesh
 
 
 @pytest.fixture(scope="module")
 def finished(small, tmp_path_factory):
     """A run that hardly learned anything: its texts are random words, where a few steps of learning would only bring EOS."""
-    config = dataclasses.replace(small, runs=tmp_path_factory.mktemp("runs"), name="whole", learning_rate=1e-5)
+    config = dataclasses.replace(
+        small, runs=tmp_path_factory.mktemp("runs"), name="whole", learning_rate=1e-5
+    )
     return config, train.train(config)
 
 
@@ -43,7 +44,9 @@ def test_samples_are_written_and_scored_and_follow_from_the_seed(finished, tmp_p
     for name, seed in [("one", 0), ("again", 0), ("other", 1)]:
         settings = ["--steps", 2, "--w", 2, "--gamma", 1.5, "--num-samples", 6, "--seed", seed]
         run(monkeypatch, "samples", "--run", config.directory, *settings, "--out", tmp_path / f"{name}.jsonl")
-        texts[name] = [json.loads(line)["text"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        texts[name] = [
+            json.loads(line)["text"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()
+        ]
     assert len(texts["one"]) == 6 and texts["one"] == texts["again"] != texts["other"]
     assert "samples of whole" in (tmp_path / "one.html").read_text()
     said = capsys.readouterr().out
@@ -55,7 +58,19 @@ def test_samples_are_written_and_scored_and_follow_from_the_seed(finished, tmp_p
 def test_every_sampler_samples(finished, tmp_path, monkeypatch, words):
     config, _ = finished
     out = tmp_path / "out.jsonl"
-    run(monkeypatch, "samples", "--run", config.directory, "--steps", 2, "--num-samples", 6, "--out", out, *words)
+    run(
+        monkeypatch,
+        "samples",
+        "--run",
+        config.directory,
+        "--steps",
+        2,
+        "--num-samples",
+        6,
+        "--out",
+        out,
+        *words,
+    )
     assert len(out.read_text().splitlines()) == 6
 
 
@@ -78,7 +93,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path, monkeypatch, finished):
         (["--num-samples", "0"], "must be at least 1"),
         (["--steps", "0"], "must be at least 1"),
         (["--gamma", "-1"], "must be at least 0, which is the ODE"),
-        (["--w", "0"], "and w above 0"),
+        (["--w", "0"], "--w 0.0: must be above 0"),
         (["--out", "page.html"], r"--out page.html: give a name that ends in .jsonl"),
         (["--encoder", "t5-small"], "only for a released checkpoint"),
     ],
@@ -97,18 +112,27 @@ def test_no_run_at_all_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     "damage, complaint",
     [
-        (lambda run: shutil.rmtree(run / "checkpoints" / "20" / "ema"), "checkpoint 20 has no averaged weights"),
-        (lambda run: [f.write_bytes(f.read_bytes()[:9]) for f in run.glob("checkpoints/20/ema/**/d/*")], "20 cannot be read"),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints" / "20" / "ema"),
+            "checkpoint 20 has no EMA weights",
+        ),
+        (
+            lambda run: [f.write_bytes(f.read_bytes()[:9]) for f in run.glob("checkpoints/20/ema/**/d/*")],
+            "20 cannot be read",
+        ),
         (lambda run: (run / "checkpoints" / "20" / "ema" / "_METADATA").unlink(), "20 cannot be read"),
         (lambda run: (run / "config.json").write_text("[]"), "config.json is not that of a run"),
-        (lambda run: change(run / "config.json", model="elf-xl"), r"tells of no size of network \(elf-xl\)"),
+        (
+            lambda run: change(run / "config.json", model="elf-xl"),
+            r"names no known size of network \(elf-xl\)",
+        ),
     ],
 )
 def test_damaged_runs_are_refused(finished, tmp_path, damage, complaint):
     copy = shutil.copytree(finished[0].directory, tmp_path / "copy")
     damage(copy)
-    with pytest.raises(Refused, match=complaint):
-        trained.load(str(copy), make_mesh("1", 0))
+    with pytest.raises(UserError, match=complaint):
+        checkpoints.load(str(copy), make_mesh("1", 0))
 
 
 def change(file, **values):
@@ -126,13 +150,30 @@ def test_judges_of_one_name_are_told_apart(judge, tmp_path):
 
 def test_a_table_has_our_numbers_and_the_papers_and_is_measured_once(finished, tmp_path, monkeypatch, capsys):
     config, _ = finished
-    words = ["table", "system", "--run", config.directory, "--num-samples", 4, "--seeds", 0, 1, "--out", tmp_path / "system"]
+    words = [
+        "table",
+        "system",
+        "--run",
+        config.directory,
+        "--num-samples",
+        4,
+        "--seeds",
+        0,
+        1,
+        "--out",
+        tmp_path / "system",
+    ]
     run(monkeypatch, *words)
     said = capsys.readouterr().out
-    assert "67.32 ± 2.25" in said and "5.15 ± 0.002" in said and "4 samples, seed 0, 1" in said and "valid" in said
+    assert (
+        "67.32 ± 2.25" in said
+        and "5.15 ± 0.002" in said
+        and "4 samples, seed 0, 1" in said
+        and "valid" in said
+    )
     assert "| 8 | 3.0 | 2.0 |" in (tmp_path / "system.md").read_text()
     assert len((tmp_path / "system.csv").read_text().splitlines()) == 4
-    monkeypatch.setattr(eval.generate, "sample_texts", None)  # a second time, nothing is sampled
+    monkeypatch.setattr(texts, "sample_texts", None)  # a second time, nothing is sampled
     run(monkeypatch, *words)
     assert capsys.readouterr().out == said
 
@@ -140,15 +181,38 @@ def test_a_table_has_our_numbers_and_the_papers_and_is_measured_once(finished, t
 def test_runs_are_compared_in_a_table_and_a_plot(finished, tmp_path, monkeypatch, capsys):
     config, _ = finished
     other = shutil.copytree(config.directory, tmp_path / "other")
-    run(monkeypatch, "compare", config.directory, other, "--steps", 2, "--num-samples", 4, "--out", tmp_path / "both")
+    run(
+        monkeypatch,
+        "compare",
+        config.directory,
+        other,
+        "--steps",
+        2,
+        "--num-samples",
+        4,
+        "--out",
+        tmp_path / "both",
+    )
     said = capsys.readouterr().out
     assert "whole" in said and "other" in said and (tmp_path / "both.png").stat().st_size > 5_000
 
 
 def test_a_figure_is_drawn_and_its_numbers_are_written(finished, tmp_path, monkeypatch, capsys):
     config, _ = finished
-    monkeypatch.setattr(eval.figures, "SCALES", (1.0, 2.0))
-    run(monkeypatch, "figure", "guidance", "--run", config.directory, "--num-samples", 4, "--out", tmp_path / "guidance")
+    sweep, scales = figures.SWEEPS["guidance"], {"w 1", "w 2"}
+    curves = {kind: {k: v for k, v in samplers.items() if k in scales} for kind, samplers in sweep.curves.items()}
+    monkeypatch.setitem(figures.SWEEPS, "guidance", sweep._replace(curves=curves))
+    run(
+        monkeypatch,
+        "figure",
+        "guidance",
+        "--run",
+        config.directory,
+        "--num-samples",
+        4,
+        "--out",
+        tmp_path / "guidance",
+    )
     assert (tmp_path / "guidance.png").stat().st_size > 10_000
     assert len((tmp_path / "guidance.csv").read_text().splitlines()) == 5
     with pytest.raises(SystemExit, match="its texts have no source, so there is no right answer"):
@@ -182,7 +246,7 @@ def judge(tmp_path_factory):
     directory = tmp_path_factory.mktemp("judge")
     for file in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / "gpt2" / file, directory)
-    corpora.word_tokenizer([f"word{i}" for i in range(80)]).save_pretrained(directory)
+    rows.word_tokenizer([f"word{i}" for i in range(80)]).save_pretrained(directory)
     return directory
 
 
@@ -191,12 +255,14 @@ def test_perplexity_and_entropy_equal_a_slow_computation(judge):
     rng, mesh = np.random.default_rng(0), make_mesh("1", 0)
     texts = [" ".join(f"word{rng.integers(80)}" for _ in range(n)) for n in (1, 5, 30, 63, 64, 90)] + [""]
     scores, each = judges.gpt2_judge(str(judge), mesh).judge(texts)
-    logits_of, tokenizer = jax.jit(pretrained.load_gpt2(judge).__call__), corpora.load_tokenizer(judge)
+    logits_of, tokenizer = jax.jit(gpt2.load_gpt2(judge).__call__), rows.load_tokenizer(judge)
     nll, count, entropies = 0.0, 0, []
     for text in texts:
         tokens = tokenizer(text)["input_ids"][:64]
         seen = [*tokens, tokenizer.eos_token_id][:64]
-        logits = np.asarray(logits_of(jnp.asarray([seen + [7] * (64 - len(seen))]))[0], np.float64)  # what follows is not seen
+        logits = np.asarray(
+            logits_of(jnp.asarray([seen + [7] * (64 - len(seen))]))[0], np.float64
+        )  # what follows is not seen
         for i in range(1, len(seen)):
             nll += np.log(np.exp(logits[i - 1]).sum()) - logits[i - 1, seen[i]]
             count += 1
@@ -210,10 +276,23 @@ def test_perplexity_and_entropy_equal_a_slow_computation(judge):
 
 def test_a_run_can_be_judged_by_gpt2(finished, judge, tmp_path, monkeypatch, capsys):
     config, _ = finished
-    words = ["--run", config.directory, "--steps", 2, "--num-samples", 4, "--judge", judge, "--out", tmp_path / "out.jsonl"]
+    words = [
+        "--run",
+        config.directory,
+        "--steps",
+        2,
+        "--num-samples",
+        4,
+        "--judge",
+        judge,
+        "--out",
+        tmp_path / "out.jsonl",
+    ]
     run(monkeypatch, "samples", *words)
     assert "Gen. PPL" in capsys.readouterr().out
-    run(monkeypatch, "samples", "--run", config.directory, "--steps", 2, "--num-samples", 4, "--judge", "none")
+    run(
+        monkeypatch, "samples", "--run", config.directory, "--steps", 2, "--num-samples", 4, "--judge", "none"
+    )
     assert "no judge" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="this needs perplexities, so a --judge"):
         run(monkeypatch, "table", "system", "--run", config.directory, "--judge", "none")
@@ -221,9 +300,9 @@ def test_a_run_can_be_judged_by_gpt2(finished, judge, tmp_path, monkeypatch, cap
 
 def test_nothing_to_judge_and_missing_judges_are_refused(judge, tmp_path, finished, monkeypatch):
     found = judges.gpt2_judge(str(judge), make_mesh("1", 0))
-    with pytest.raises(Refused, match="nothing to judge: all of the 2 texts are empty"):
+    with pytest.raises(UserError, match="nothing to judge: all of the 2 texts are empty"):
         found.judge(["", "  "])
-    with pytest.raises(SystemExit, match="--judge nowhere: no such directory here"):
+    with pytest.raises(SystemExit, match="--judge nowhere: no such directory, and"):
         run(monkeypatch, "samples", "--run", finished[0].directory, "--judge", "nowhere")
     with pytest.raises(SystemExit, match=r"has no config.json"):
         run(monkeypatch, "samples", "--run", finished[0].directory, "--judge", tmp_path)
@@ -231,30 +310,59 @@ def test_nothing_to_judge_and_missing_judges_are_refused(judge, tmp_path, finish
 
 def save_words(n, directory):
     """A tokenizer of n tokens, 11 of them special, where an encoder would be; samples without a source need no encoder."""
-    corpora.word_tokenizer([f"word{i}" for i in range(n - 11)]).save_pretrained(directory)
+    rows.word_tokenizer([f"word{i}" for i in range(n - 11)]).save_pretrained(directory)
     return directory
 
 
 @pytest.mark.parametrize("name", ["released_orbax/checkpoint_0", "checkpoint_7", "torch_checkpoint_7"])
 def test_released_weights_load_by_path(name, golden_model, tmp_path, monkeypatch, capsys):
-    path = trained.find_checkpoint(str(GOLDEN / name))
-    tensors = trained.read_released(path, "params")
-    sizes = trained.sizes_of(tensors, path)
+    path = checkpoints.find_checkpoint(str(GOLDEN / name))
+    tensors = released.read_released(path, "params")
+    sizes = checkpoints.sizes_of(tensors, path)
     assert sizes["depth"] == golden_model.depth and sizes["vocab"] == golden_model.unembed.weight.shape[1]
-    with pytest.raises(Refused, match="its name does not tell what it was trained on"):
-        trained.load(str(GOLDEN / name), make_mesh("1", 0))
-    with pytest.raises(Refused, match="--data stories: a released checkpoint is of one of owt, de-en, xsum"):
-        trained.load(str(GOLDEN / name), make_mesh("1", 0), corpus="stories")
-    with pytest.raises(Refused, match=r"knows 101 tokens, and the tokenizer of .* 100"):
-        trained.load(str(GOLDEN / name), make_mesh("1", 0), corpus="owt", encoder=str(save_words(100, tmp_path / "100")))
-    words = ["--data", "owt", "--encoder", save_words(101, tmp_path / "101"), "--judge", "none", "--out", tmp_path / "out.jsonl"]
+    with pytest.raises(UserError, match="its name does not say what it was trained on"):
+        checkpoints.load(str(GOLDEN / name), make_mesh("1", 0))
+    with pytest.raises(
+        UserError, match="--data stories: a released checkpoint is of one of owt, de-en, xsum"
+    ):
+        checkpoints.load(str(GOLDEN / name), make_mesh("1", 0), corpus="stories")
+    with pytest.raises(UserError, match=r"knows 101 tokens, and the tokenizer of .* 100"):
+        checkpoints.load(
+            str(GOLDEN / name),
+            make_mesh("1", 0),
+            corpus="owt",
+            encoder=str(save_words(100, tmp_path / "100")),
+        )
+    words = [
+        "--data",
+        "owt",
+        "--encoder",
+        save_words(101, tmp_path / "101"),
+        "--judge",
+        "none",
+        "--out",
+        tmp_path / "out.jsonl",
+    ]
     monkeypatch.chdir(tmp_path)  # what is measured goes to runs/
     run(monkeypatch, "samples", "--run", GOLDEN / name, *words, "--steps", 1, "--num-samples", 1)
     assert "1 samples" in capsys.readouterr().out
 
 
 def test_speed_times_every_part(monkeypatch, capsys):
-    run(monkeypatch, "speed", "--model", "tiny", "--batch", 8, "--length", 8, "--embedding", 16, "--repeats", 1)
+    run(
+        monkeypatch,
+        "speed",
+        "--model",
+        "tiny",
+        "--batch",
+        8,
+        "--length",
+        8,
+        "--embedding",
+        16,
+        "--repeats",
+        1,
+    )
     said = capsys.readouterr().out
     for part in (
         "forward",
@@ -267,5 +375,5 @@ def test_speed_times_every_part(monkeypatch, capsys):
         "peak memory",
     ):
         assert part in said
-    with pytest.raises(SystemExit, match="unknown; known are elf-b"):
+    with pytest.raises(SystemExit, match="unknown; choose elf-b"):
         run(monkeypatch, "speed", "--model", "elf-xl")

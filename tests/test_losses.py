@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import released
+from conftest import under
 from numpy.testing import assert_allclose
 
 import losses
-from losses import Batch, Draws, Slots, branch_sums, guidance_scale, make_slots, roles, velocity
-from pretrained import from_released
+from encoders.released import from_released
+from losses import Batch, Draws, Slots, guidance_scale, make_slots, roles, summed, velocity
 
 in_one_piece = partial(jax.jit, static_argnames=("slots", "noise_scale", "decode_noise_scale"))
 token_losses = in_one_piece(losses.token_losses)
@@ -26,7 +26,9 @@ def read(g, *, decode):
     batch = Batch(jnp.asarray(g["ids"]), jnp.asarray(x), jnp.asarray(prefix), jnp.asarray(counts))
     eps = jnp.asarray(g["decode_eps_unit" if decode else "eps_unit"])
     self_cond = jnp.zeros(n, bool) if decode else jnp.asarray(g["self_cond"])
-    draws = Draws(jnp.asarray(g["t"]), jnp.asarray(g["p"]), jnp.asarray(g["w"]), eps, jnp.full(n, decode), self_cond)
+    draws = Draws(
+        jnp.asarray(g["t"]), jnp.asarray(g["p"]), jnp.asarray(g["w"]), eps, jnp.full(n, decode), self_cond
+    )
     scales = dict(noise_scale=float(g["noise_scale"]), decode_noise_scale=float(g["decode_noise_scale"]))
     return batch, draws, Slots(n, n * decode, n * (not decode)), scales
 
@@ -34,8 +36,8 @@ def read(g, *, decode):
 @in_one_piece
 @jax.value_and_grad
 def loss_and_grad(model, batch, draws, slots, **scales):
-    total, count = branch_sums(losses.token_losses(model, batch, draws, slots, **scales), batch, draws).sum(0)
-    return total / count
+    total, sums = summed(losses.token_losses(model, batch, draws, slots, **scales), batch, draws)
+    return total / sum(count for _, count in sums.values())
 
 
 def norm(tree):
@@ -60,8 +62,10 @@ def test_losses_and_gradients_match_the_released_ones(golden, golden_model, file
     assert_allclose(value, g[f"{branch}_loss"], rtol=1e-4)
     if f"{branch}_grad_norm" in g.files:
         assert_allclose(norm(grad), g[f"{branch}_grad_norm"], rtol=1e-3)
-    given, params = released(f"{branch}_grad/", g), released("params/", golden("elf_params"))
-    expected = from_released(golden_model, {k: given.get(k, np.full_like(v, np.nan)) for k, v in params.items()})
+    given, params = under(f"{branch}_grad/", g), under("params/", golden("elf_params"))
+    expected = from_released(
+        golden_model, {k: given.get(k, np.full_like(v, np.nan)) for k, v in params.items()}
+    )
     compared = 0
     for ours, theirs in zip(jax.tree.leaves(grad), jax.tree.leaves(expected), strict=True):
         there = ~np.isnan(theirs)
@@ -84,10 +88,11 @@ def mixed(golden):
 def test_a_mixed_batch_is_its_branches_put_together(golden_model, mixed):
     """Slots save work but change nothing: every row's loss equals what it costs with all rows in all slots."""
     batch, draws, where, scales = mixed
-    together, everywhere, small_groups = (
-        token_losses(golden_model, batch, draws, slots=slots, **scales) for slots in (where, Slots(8, 8, 8), Slots(1, 1, 1))
+    together, replicated, small_groups = (
+        token_losses(golden_model, batch, draws, slots=slots, **scales)
+        for slots in (where, Slots(8, 8, 8), Slots(1, 1, 1))
     )
-    assert_allclose(together, everywhere, rtol=1e-5, atol=1e-6)
+    assert_allclose(together, replicated, rtol=1e-5, atol=1e-6)
     assert_allclose(together, small_groups, rtol=1e-5, atol=1e-6)
 
 
@@ -125,7 +130,9 @@ def test_the_guided_target_carries_no_gradient(golden_model, mixed):
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
-@pytest.mark.parametrize("p_decode, p_self_cond", [(0.2, 0.5), (0.9, 0.5), (0.5, 1.0), (0.0, 0.5), (1.0, 0.5)])
+@pytest.mark.parametrize(
+    "p_decode, p_self_cond", [(0.2, 0.5), (0.9, 0.5), (0.5, 1.0), (0.0, 0.5), (1.0, 0.5)]
+)
 def test_roles_have_the_asked_shares_and_stay_in_their_slots(group, p_decode, p_self_cond):
     n = 40_000
     decode, self_cond = roles(jax.random.uniform(jax.random.key(0), (n,)), group, p_decode, p_self_cond)

@@ -4,34 +4,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from conftest import released
+from conftest import under
 from numpy.testing import assert_allclose
 
-import optimizers
-import pretrained
-import settings
 import train
+from config import PRESETS, preset
+from encoders import released, weights
+from runtime import optimizers
 
 
 def test_three_muon_steps_match_the_released_ones(golden, golden_model):
     """Every weight, stacked as it is really stored, is routed and scaled as the released optimizer does; the clip acts too."""
     g = golden("muon")
-    config = dataclasses.replace(settings.preset("elf-b", None), learning_rate=float(g["lr"]), warmup_steps=0)
+    config = dataclasses.replace(preset("elf-b", None), learning_rate=float(g["lr"]), warmup_steps=0)
     optimizer = train.optimizer_of(config)
     update = jax.jit(lambda grads, state, model: optimizer.update(grads, state, model))
     model, state = golden_model, optimizer.init(golden_model)
     for i in range(3):
-        grads = pretrained.from_released(model, released(f"grad{i}/", g))
+        grads = released.from_released(model, under(f"grad{i}/", g))
         updates, state = update(grads, state, model)
         model = optax.apply_updates(model, updates)
-    expected = pretrained.from_released(model, released("after3/", g))
+    expected = released.from_released(model, under("after3/", g))
     jax.tree.map(lambda a, b: assert_allclose(a, b, atol=1e-5), model, expected)
 
 
 def test_muon_takes_exactly_the_matrices(golden_model):
     labels = jax.tree_util.tree_leaves_with_path(optimizers.muon_or_adam(golden_model))
-    taken = {pretrained.dotted(path) for path, label in labels if label == "muon"}
-    matrices = {ours for ours, theirs in pretrained.RELEASED_NAMES.items() if "kernel" in theirs}
+    taken = {weights.dotted(path) for path, label in labels if label == "muon"}
+    matrices = {ours for ours, theirs in released.RELEASED_NAMES.items() if "kernel" in theirs}
     assert taken == matrices
 
 
@@ -45,7 +45,9 @@ def test_wide_matrices_are_made_orthogonal_alike(monkeypatch):
 
 
 def test_learning_rate_warms_up_from_zero_and_stays_or_decays():
-    config = dataclasses.replace(settings.PRESETS["stories"], optimizer="adamw", steps=100, warmup_steps=10, learning_rate=1.0)
+    config = dataclasses.replace(
+        PRESETS["stories"], optimizer="adamw", steps=100, warmup_steps=10, learning_rate=1.0
+    )
     for schedule, end in [("constant", 1.0), ("cosine", 0.0)]:
         optimizer = train.optimizer_of(dataclasses.replace(config, schedule=schedule))
         params = jnp.zeros(1)

@@ -6,12 +6,19 @@ import subprocess
 
 import pytest
 
-import pages
-from generate import Frame
+from report import pages
+from report.texts import Frame
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+]
 
 
 def shown(html, tmp_path, script=""):
@@ -34,28 +41,44 @@ def test_the_slider_shows_the_text_of_every_time(tmp_path):
         (article,) = re.findall(r"<article>(.*?)</article>", dom)
         return article
 
-    assert texts(shown(page, tmp_path, MOVE.format(2))) == "<span>the</span> <mark>cat</mark> <span>sat</span> "
-    assert texts(shown(page, tmp_path, MOVE.format(1))) == "<mark>the</mark> <span>&lt;b&gt;</span> <mark>sat</mark> "
+    assert (
+        texts(shown(page, tmp_path, MOVE.format(2))) == "<span>the</span> <mark>cat</mark> <span>sat</span> "
+    )
+    assert (
+        texts(shown(page, tmp_path, MOVE.format(1)))
+        == "<mark>the</mark> <span>&lt;b&gt;</span> <mark>sat</mark> "
+    )
     assert texts(shown(page, tmp_path)) == "<span>a</span> <span>&lt;b&gt;</span> <span>a</span> "
 
 
 @needs_chromium
 def test_what_is_answered_stands_above(tmp_path):
     page = pages.trajectory_page("From noise", "about", FRAMES, ["Die Katze saß. → the <cat> sat"])
-    assert "<article><small>Die Katze saß. → the &lt;cat&gt; sat</small><br><span>a</span>" in shown(page, tmp_path)
+    assert "<article><small>Die Katze saß. → the &lt;cat&gt; sat</small><br><span>a</span>" in shown(
+        page, tmp_path
+    )
 
 
 @needs_chromium
 def test_best_and_worst_samples_stand_out(tmp_path):
     samples = [pages.Sample(f"text {i} <i>", score) for i, score in enumerate([3.0, 1.0, float("inf"), 2.0])]
-    dom = shown(pages.samples_page("Samples", "about", "a table", samples, "perplexity", True, marked=1), tmp_path)
-    assert re.findall(r'<article class="(\w*)" id="(\w+)">', dom) == [("", "s0"), ("best", "s1"), ("worst", "s2"), ("", "s3")]
+    dom = shown(
+        pages.samples_page("Samples", "about", "a table", samples, "perplexity", True, marked=1), tmp_path
+    )
+    assert re.findall(r'<article class="(\w*)" id="(\w+)">', dom) == [
+        ("", "s0"),
+        ("best", "s1"),
+        ("worst", "s2"),
+        ("", "s3"),
+    ]
     assert "text 2 &lt;i&gt;" in dom and "no perplexity: not a valid text" in dom
 
 
 def test_a_page_needs_nothing_else():
     for page in (
         pages.trajectory_page("Title", "about", FRAMES),
-        pages.samples_page("Title", "about", "", [pages.Sample("a", 1.0, "source", "reference")], "ROUGE-L", False),
+        pages.samples_page(
+            "Title", "about", "", [pages.Sample("a", 1.0, "source", "reference")], "ROUGE-L", False
+        ),
     ):
         assert "http" not in page and "src=" not in page and page.startswith("<!doctype html>")

@@ -8,12 +8,12 @@ import jax
 import pytest
 from numpy.testing import assert_allclose
 
-import preflight
-import settings
 import train
-from errors import Refused
+from config import PRESETS
+from runtime import preflight
+from runtime.errors import UserError
 
-FOUR = dataclasses.replace(settings.PRESETS["stories"], batch=32, mesh="4", optimizer="adamw", preflight="v5e:2x2")
+FOUR = dataclasses.replace(PRESETS["stories"], batch=32, mesh="4", optimizer="adamw", preflight="v5e:2x2")
 
 
 @pytest.fixture(scope="module")
@@ -23,27 +23,32 @@ def four(cache):
 
 @pytest.fixture(scope="module")
 def found(four):
-    yield train.preflight_step(four)
+    yield preflight.inspect(preflight.Plan(four, train.build))
     jax.config.update("jax_enable_compilation_cache", True)  # for the tests of other modules
 
 
 def test_layers_in_a_loop_are_counted_as_often_as_they_run(found, four):
     """Counted by the difference of two builds, a step does the operations that it does with all its layers written out."""
-    _, devices = preflight.topology(four.preflight)
-    mesh = train.make_mesh(four.mesh, four.batch, devices)
-    _, written_out = preflight.compiled(train.Plan(four, mesh).step(unroll_layers=4))
-    assert_allclose(found["kernel_flops"], written_out["kernel flops"])
-    # But for the second layer of the encoder, which is still in a loop here.
-    assert_allclose(found["flops"], written_out["flops"] + written_out["kernel flops"], rtol=0.04)
+    _, unrolled = preflight.compiled(preflight.Plan(four, train.build).step(unroll_layers=4))
+    assert_allclose(found["kernel_flops"], unrolled["kernel flops"])
+    # Except for the second layer of the encoder, which is still in a loop here.
+    assert_allclose(found["flops"], unrolled["flops"] + unrolled["kernel flops"], rtol=0.04)
 
 
 def test_the_report_has_every_number(found, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "preflight_step", lambda config: found)
+    monkeypatch.setattr(preflight, "inspect", lambda plan: found)
     words = ["--mesh", "4", "--preflight", "v5e:2x2", "--preflight-json", str(tmp_path / "found.json")]
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     train.main()
     assert json.loads((tmp_path / "found.json").read_text()) == found
-    for key in ("hbm_state_bytes", "hbm_temp_bytes", "flops", "bytes_accessed", "predicted_seconds", "compile_seconds"):
+    for key in (
+        "hbm_state_bytes",
+        "hbm_temp_bytes",
+        "flops",
+        "bytes_accessed",
+        "predicted_seconds",
+        "compile_seconds",
+    ):
         assert found[key] > 0
     assert 0 < found["mfu"] < 1 and found["hbm_limit_bytes"] == 16e9 and found["fits"]
     assert found["owt_epoch_hours"] == pytest.approx(found["predicted_seconds"] * 19_017 * 512 / 32 / 3600)
@@ -77,10 +82,10 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
 
 @pytest.mark.parametrize("name", ["h100", "v9:2x2", "v5p:3x3x3", "v5p"])
 def test_an_unknown_tpu_is_refused_with_the_known_ones(name):
-    with pytest.raises(Refused, match=r"known are v5e:4x4, v5p:4x4x4, v6e:4x4"):
+    with pytest.raises(UserError, match=r"choose v5e:4x4, v5p:4x4x4, v6e:4x4"):
         preflight.topology(name)
 
 
 def test_a_mesh_that_leaves_chips_idle_is_refused():
-    with pytest.raises(Refused, match=r"--mesh 2 needs 2 devices and there are 4 \(tpu\): use --mesh 4"):
-        train.preflight_step(dataclasses.replace(FOUR, mesh="2"))
+    with pytest.raises(UserError, match=r"--mesh 2 needs 2 devices and there are 4 \(tpu\): use --mesh 4"):
+        preflight.preflight_step(dataclasses.replace(FOUR, mesh="2"))

@@ -63,13 +63,19 @@ def test_exact_denoiser_reaches_the_data_on_every_grid(steps, gamma, released):
     """If x_hat is exact, ODE and SDE end at x whatever the steps and γ."""
     x, z0 = jax.random.normal(jax.random.key(0), (2, 3, 5, 4))
     for ts in (samplers.uniform_grid(steps), samplers.logit_normal_grid(jax.random.key(1), steps)):
-        z, path = samplers.flow(lambda *_: x, 2 * z0, ts, gamma, jax.random.split(jax.random.key(2), len(x)), released=released)
+        z, path = samplers.flow(
+            lambda *_: x, 2 * z0, ts, gamma, jax.random.split(jax.random.key(2), len(x)), released=released
+        )
         assert_allclose(z, x, atol=1e-5)
         assert path.shape == (steps, *x.shape)
 
 
 def test_grids_rise_from_0_to_1():
-    for ts in (samplers.uniform_grid(9), samplers.logit_normal_grid(jax.random.key(0), 9), samplers.uniform_grid(1)):
+    for ts in (
+        samplers.uniform_grid(9),
+        samplers.logit_normal_grid(jax.random.key(0), 9),
+        samplers.uniform_grid(1),
+    ):
         assert ts[0] == 0 and ts[-1] == 1 and jnp.all(jnp.diff(ts) > 0)
 
 
@@ -80,7 +86,9 @@ def test_self_conditioning_is_the_previous_prediction_and_zero_at_first():
         jax.debug.callback(lambda p: seen.append(float(p[0, 0, 0])), x_prev, ordered=True)
         return x_prev + 1
 
-    samplers.flow(spy, jnp.zeros((1, 1, 1)), samplers.uniform_grid(4), 0.0, jax.random.split(jax.random.key(0), 1))
+    samplers.flow(
+        spy, jnp.zeros((1, 1, 1)), samplers.uniform_grid(4), 0.0, jax.random.split(jax.random.key(0), 1)
+    )
     jax.effects_barrier()
     assert seen == [0, 1, 2, 3]
 

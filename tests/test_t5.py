@@ -1,3 +1,5 @@
+"""T5 encoders: as Hugging Face has them, and whole or refused."""
+
 import json
 import shutil
 
@@ -5,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN, released
+from conftest import GOLDEN
 from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import load_file, save_file
 
-import pretrained
-from errors import Refused
+from encoders import gpt2, t5
+from runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def encoder():
-    return pretrained.load_t5(GOLDEN / "t5")
+    return t5.load_t5(GOLDEN / "t5")
 
 
 @pytest.mark.parametrize("mask, hidden", [("mask", "hidden"), ("mask3d", "hidden3d")])
@@ -33,9 +35,9 @@ def test_t5_matches_hugging_face_for_padding_and_prefix_masks(encoder, mask, hid
 def test_a_saved_encoder_loads_as_it_was(tmp_path, gated):
     config = json.loads((GOLDEN / "t5" / "config.json").read_text())
     config["feed_forward_proj"] = "gated-gelu" if gated else "relu"
-    encoder = pretrained.t5_from_config(config, jax.random.key(0))
-    pretrained.save_t5(encoder, tmp_path)
-    jax.tree.map(assert_array_equal, pretrained.load_t5(tmp_path), encoder)
+    encoder = t5.t5_from_config(config, jax.random.key(0))
+    t5.save_t5(encoder, tmp_path)
+    jax.tree.map(assert_array_equal, t5.load_t5(tmp_path), encoder)
 
 
 def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
@@ -48,28 +50,28 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
         (good | {last: np.ones(7, np.float32)}, r"norm.weight has shape \(7,\) where"),
     ]:
         save_file(tensors, file)
-        with pytest.raises(Refused, match=complaint):
-            pretrained.load_t5(tmp_path / "t5")
+        with pytest.raises(UserError, match=complaint):
+            t5.load_t5(tmp_path / "t5")
 
 
 def test_weights_may_be_bfloat16_but_have_to_be_whole(encoder, tmp_path):
     shutil.copytree(GOLDEN / "t5", tmp_path / "t5")
     file, good = tmp_path / "t5" / "model.safetensors", load_file(GOLDEN / "t5" / "model.safetensors")
     save_file({k: v.astype(jnp.bfloat16) for k, v in good.items()}, file)
-    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0.01), pretrained.load_t5(tmp_path / "t5"), encoder)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0.01), t5.load_t5(tmp_path / "t5"), encoder)
     for content in (file.read_bytes()[:5_000], b"version https://git-lfs.github.com/spec/v1\n"):
         file.write_bytes(content)
-        with pytest.raises(Refused, match=r"model.safetensors: not whole, or not of that format"):
-            pretrained.load_t5(tmp_path / "t5")
+        with pytest.raises(UserError, match=r"model.safetensors: not whole, or not of that format"):
+            t5.load_t5(tmp_path / "t5")
 
 
 def test_what_is_not_a_t5_is_refused(tmp_path):
     for config in (dict(model_type="gpt2"), dict(model_type="t5", feed_forward_proj="gated-silu")):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(Refused, match="not a T5"):
-            pretrained.load_t5(tmp_path)
-    with pytest.raises(Refused, match="not a GPT-2"):
-        pretrained.load_gpt2(GOLDEN / "t5")
+        with pytest.raises(UserError, match="not a T5"):
+            t5.load_t5(tmp_path)
+    with pytest.raises(UserError, match="not a GPT-2"):
+        gpt2.load_gpt2(GOLDEN / "t5")
 
 
 def test_damaged_configurations_are_refused(tmp_path):
@@ -79,39 +81,16 @@ def test_damaged_configurations_are_refused(tmp_path):
         ("gpt2", '{"model_type": "gpt2"}', r"config.json: it does not describe .*vocab_size"),
     ]:
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(Refused, match=complaint):
-            {"t5": pretrained.load_t5, "gpt2": pretrained.load_gpt2}[file](tmp_path)
+        with pytest.raises(UserError, match=complaint):
+            {"t5": t5.load_t5, "gpt2": gpt2.load_gpt2}[file](tmp_path)
 
 
 def test_gated_layers_are_those_of_t5_v1_1():
     """gelu(wi_0 h) wi_1 h, with the tanh form of GELU, then wo."""
-    layer, h = pretrained.T5FeedForward(4, 6, gated=True, key=jax.random.key(0)), np.linspace(-2, 2, 8).reshape(1, 2, 4)
+    layer = t5.T5FeedForward(4, 6, gated=True, key=jax.random.key(0))
+    h = np.linspace(-2, 2, 8).reshape(1, 2, 4)
     gate, up, down = (np.asarray(part.weight, np.float64) for part in (layer.gate, layer.up, layer.down))
     g = h @ gate
     gelu = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
     assert_allclose(layer(jnp.asarray(h, jnp.float32)), (gelu * (h @ up)) @ down, atol=1e-5)
-    assert pretrained.T5_NAMES["blocks.mlp.gate.weight"].endswith("wi_0.weight")
-
-
-def test_released_weights_of_other_shapes_are_named(golden, golden_model):
-    """Also where a conversion could make a wrong shape fit, or could not be made of it."""
-    good = released("params/", golden("elf_params"))
-    pretrained.from_released(golden_model, good)
-    tokens = good["mode_tokens"]
-    for name, value in [
-        ("mode_tokens", np.concatenate([tokens, tokens])),
-        ("mode_tokens", np.zeros(0, np.float32)),
-        ("blocks_1/attn/q_norm/weight", np.ones(1 + len(good["blocks_1/attn/q_norm/weight"]), np.float32)),
-        ("blocks_0/attn/qkv/kernel", good["blocks_0/attn/qkv/kernel"][:, :-1]),
-        ("unembed_bias", np.float32(1)),
-    ]:
-        with pytest.raises(Refused, match=f"{name} has shape"):
-            pretrained.from_released(golden_model, good | {name: np.asarray(value)})
-
-
-def test_gpt2_matches_hugging_face():
-    g = np.load(GOLDEN / "gpt2" / "expected.npz")
-    judge, s = pretrained.load_gpt2(GOLDEN / "gpt2"), jnp.asarray(g["input_ids"])
-    assert_allclose(judge(s), g["logits"], atol=1e-3)
-    log_p = jax.nn.log_softmax(jnp.asarray(g["logits"]))[:, :-1]
-    assert_allclose(judge.nll(s), -jnp.take_along_axis(log_p, s[:, 1:, None], axis=-1)[..., 0], atol=1e-3)
+    assert t5.T5_NAMES["blocks.mlp.gate.weight"].endswith("wi_0.weight")

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-import grammar
-from grammar import STORIES, Grammar, Reader, Writer, log_probability, valid_sentences, weighted, write, zipf
+from corpora import stories
+from corpora.stories import STORIES, Grammar, Writer, log_probability, valid_sentences, weighted, write, zipf
 
 
 def test_the_probability_of_a_text_is_that_of_the_choices_that_wrote_it():
@@ -15,7 +15,7 @@ def test_the_probability_of_a_text_is_that_of_the_choices_that_wrote_it():
     for _ in range(50):
         pen = Writer(rng)
         STORIES.text(pen)
-        assert math.isclose(log_probability(STORIES.text, grammar.join(pen.words)), pen.log_p, rel_tol=1e-9)
+        assert math.isclose(log_probability(STORIES.text, stories.join(pen.words)), pen.log_p, rel_tol=1e-9)
 
 
 def test_probabilities_sum_to_one_and_add_over_ways_to_write_a_text():
@@ -35,30 +35,33 @@ def test_probabilities_sum_to_one_and_add_over_ways_to_write_a_text():
 
 
 def test_stories_are_as_rich_as_promised():
-    texts = [grammar.split(text) for text in write(STORIES, 20_000, seed=3)]
+    texts = [stories.split(text) for text in write(STORIES, 20_000, seed=3)]
     assert len({word for text in texts for word in text}) >= 300
     assert 20 <= sum(map(len, texts)) / len(texts) <= 28
     assert all(text.count(".") == 2 for text in texts)
 
 
+FIRST = "Yesterday Anna bought a sweet apple at the market."
+
+
 @pytest.mark.parametrize(
     "text, sentences",
     [
-        ("Yesterday Anna bought a sweet apple at the market. Then she ate the apple with her friend.", 2),
-        ("Yesterday Anna bought a sweet apple at the market. Then he ate the apple with his friend.", 2),  # another person
-        ("Yesterday Anna bought a sweet apple at the market. Then she ate the pear with her friend.", 2),  # another object
-        ("Yesterday Anna bought a sweet apple at the market. Then she eats the apple with her friend.", 2),  # another tense
-        ("Yesterday Anna bought a sweet apple at the market. Then she ate them with her friend.", 2),  # another number
-        ("Yesterday Anna buys a sweet apple at the market. Then she ate the apple with her friend.", 1),  # tense in a sentence
-        ("Yesterday Anna bought an sweet apple at the market. Then she ate the apple with her friend.", 1),  # a and an
-        ("Yesterday Anna bought a sweet apple at the market. Then she ate the apple with his friend.", 1),  # whose friend
-        ("Yesterday Anna bought a sweet apple at the market", 0),
+        (f"{FIRST} Then she ate the apple with her friend.", 2),
+        (f"{FIRST} Then he ate the apple with his friend.", 2),  # another person
+        (f"{FIRST} Then she ate the pear with her friend.", 2),  # another object
+        (f"{FIRST} Then she eats the apple with her friend.", 2),  # another tense
+        (f"{FIRST} Then she ate them with her friend.", 2),  # another number
+        (f"{FIRST.replace('bought', 'buys')} Then she ate the apple with her friend.", 1),  # two tenses
+        (f"{FIRST.replace(' a ', ' an ')} Then she ate the apple with her friend.", 1),
+        (f"{FIRST} Then she ate the apple with his friend.", 1),  # whose friend
+        (FIRST.removesuffix("."), 0),
         ("", 0),
     ],
 )
 def test_stories_must_agree_within_and_across_sentences(text, sentences):
     """Only the first is a story; the numbers say how many of its sentences could stand in some story."""
-    is_story = text.startswith("Yesterday Anna bought a sweet apple") and text.endswith("ate the apple with her friend.")
+    is_story = text == f"{FIRST} Then she ate the apple with her friend."
     assert (log_probability(STORIES.text, text) > -math.inf) == is_story
     assert valid_sentences(STORIES, text)[0] == sentences
 
@@ -69,6 +72,6 @@ def test_the_corpus_is_the_same_everywhere():
 
 
 def test_a_reader_refuses_text_beyond_the_end():
-    pen = Reader(["a"], ())
-    with pytest.raises(grammar.Mismatch):
+    pen = stories.Reader(["a"], ())
+    with pytest.raises(stories.Mismatch):
         pen.say("a", "b")

@@ -1,0 +1,68 @@
+"""Weights by name: a network filled with tensors that have other names.
+
+A table maps each of our leaves to a name. With {} in it, a stacked leaf gathers the tensors of layers 0, 1, …
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.flax import load_file
+
+from runtime.errors import UserError
+
+
+def dotted(path) -> str:
+    """Write the path of a leaf as `blocks.norm.weight`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def fill(like, names: Mapping[str, str], tensors: Mapping[str, np.ndarray], where: str):
+    """Replace the leaves of `like` by tensors. Each must be there and fit, and none may be left over."""
+    unused = set(tensors)
+
+    def take(name, shape):
+        if name not in tensors:
+            raise UserError(f"{where}: it has no tensor {name}")
+        if tensors[name].shape != shape:
+            raise UserError(f"{where}: {name} has shape {tensors[name].shape} where {shape} was expected")
+        unused.discard(name)
+        return np.asarray(tensors[name], np.float32)
+
+    def leaf_of(path, leaf):
+        name = names[dotted(path)]
+        if "{}" not in name:
+            return jnp.asarray(take(name, leaf.shape))
+        return jnp.stack([take(name.format(i), leaf.shape[1:]) for i in range(len(leaf))])
+
+    filled = jax.tree_util.tree_map_with_path(leaf_of, like)
+    if unused:
+        raise UserError(f"{where}: tensors that have no place here: {', '.join(sorted(unused)[:5])}")
+    return filled
+
+
+def read_tensors(directory: Path) -> dict[str, np.ndarray]:
+    """Read the weights of a Hugging Face directory; they may be bfloat16."""
+    file = directory / "model.safetensors"
+    try:
+        return {name: np.asarray(tensor) for name, tensor in load_file(file).items()}
+    except SafetensorError as error:  # cut off while downloading, or only the pointer of a large file
+        raise UserError(f"{file}: not whole, or not of that format ({error}): download it again") from None
+
+
+@contextmanager
+def configuration(directory: Path) -> Iterator[dict]:
+    """Read the configuration of a Hugging Face directory; errors raised while it is used name its file."""
+    file = directory / "config.json"
+    try:
+        yield json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON ({error})") from None
+    except (KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{file}: it does not describe a network that is known here ({reason})") from None

@@ -1,0 +1,16 @@
+"""Methods on one backbone, corpus and set of metrics: ELF, its ablations, and what it is compared with."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Method(NamedTuple):
+    """What trains and samples; the loop, the checkpoints and the reports are the same for all methods."""
+
+    make: Callable
+    """key -> network"""
+    loss: Callable
+    """(network, frozen, rows, row numbers, key) -> summed loss, {name: (sum, count)}"""
+    sample: Callable | None = None
+    """(network, conditions, row numbers, key, sampler, mesh) -> tokens; None for stages that are not sampled
+    """
