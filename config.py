@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -41,11 +42,15 @@ class Common:
     model: str
     """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk-m, desk, tiny)."""
     data: str
-    """Texts: stories, translate, summarize (embedded); owt, de-en, xsum (hub; -t5: as released); or a
-    file, directory, or hub name."""
+    """Texts: stories, translate, summarize (embedded); owt, de-en, xsum (hub); a file, directory or hub name.
+
+    owt-t5, de-en-t5, xsum-t5 are the authors' tokens.
+    """
     encoder: str = "t5-small"
-    """Frozen encoder of the clean embeddings: a T5 by name or directory. Or one trained first: scratch is
-    small, scratch-256 has that width, scratch-t5-small has T5-small's shape."""
+    """Frozen encoder of the clean embeddings: a T5 by name or directory, or one trained first.
+
+    scratch is small, scratch-256 has that width, scratch-t5-small has T5-small's shape.
+    """
     name: str = ""
     """Name of the run, which lives in <runs>/<name>; by default data-model."""
     mesh: str = "1"
@@ -244,8 +249,10 @@ class TrainConfig(Distillation, Output, Devices, Sampling, Training, Network, Da
 
     @property
     def ema_decay(self) -> float:
-        """Decay of the EMA weights. In short trainings they average over a tenth of the steps, so that the
-        initial weights leave no trace; over half in distillation, which starts from trained weights."""
+        """Decay of the EMA weights, lowered in short trainings so that the initial weights leave no trace.
+
+        They then average over a tenth of the steps, or half of a distillation, which starts from trained weights.
+        """
         if self.steps * (1 - self.ema) > 1:
             return self.ema
         return max(0.0, 1 - (2 if self.teacher else 10) / self.steps)
@@ -264,39 +271,17 @@ def config_from(values: dict[str, Any]) -> TrainConfig:
 
 
 # Fields that may change when a run is resumed: they do not change what is computed.
-FREE = {
-    "data_dir",
-    "name",
-    "runs",
-    "cache",
-    "mesh",
-    "coordinator",
-    "processes",
-    "process_id",
-    "remat",
-    "num_samples",
-}
-FREE |= {
-    "sample_steps",
-    "w",
-    "cfg",
-    "gamma",
-    "grid",
-    "sample_every",
-    "preflight",
-    "preflight_json",
-    "log_every",
-}
-FREE |= {"save_every", "keep", "wandb", "tensorboard"}
+FREE = set(
+    """data_dir name runs cache mesh coordinator processes process_id remat preflight preflight_json
+    num_samples sample_steps w cfg gamma grid sample_every log_every save_every keep wandb tensorboard""".split()
+)
 FREE |= {"decoder_steps", "decoder_learning_rate"}  # checked in the decoder's own run
 
 OWT_ROWS = 19_017 * 512
 OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
 OWT = TrainConfig(model="elf-b", data="owt")
 # Translation and summarization, with the sampler of the paper's Table 1.
-CONDITIONAL = replace(
-    OWT, pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000
-)
+TASK = dict(pack=False, decode_noise_scale=1.0, warmup_steps=5_000, gamma=0.0, num_samples=100_000)
 
 
 def for_epochs(epoch: int) -> dict[str, int]:
@@ -304,69 +289,29 @@ def for_epochs(epoch: int) -> dict[str, int]:
     return dict(steps=100 * epoch, encoder_steps=5 * epoch, decoder_steps=3 * epoch)
 
 
-DE_EN = replace(CONDITIONAL, data="de-en", length=128, source_length=64, **for_epochs(8_806))
-XSUM = replace(CONDITIONAL, data="xsum", length=1024 + 64, source_length=1024, **for_epochs(398))
+DE_EN = replace(OWT, data="de-en", length=128, source_length=64, **TASK, **for_epochs(8_806))
+XSUM = replace(OWT, data="xsum", length=1024 + 64, source_length=1024, **TASK, **for_epochs(398))
 # For the cores of a desk, in minutes.
-STORIES = TrainConfig(
-    model="desk",
-    data="stories",
-    encoder="scratch",
-    encoder_steps=2_000,
-    encoder_learning_rate=0.01,
-    length=30,
-    pack=False,
-    steps=2_000,
-    batch=32,
-    learning_rate=0.01,
-    warmup_steps=100,
-    schedule="cosine",
-    ema=0.995,
-    noise_scale=1.0,
-    decode_noise_scale=1.0,
-    decoder_steps=1_000,
-    decoder_learning_rate=3e-3,
-    num_samples=256,
-    log_every=20,
-    sample_every=400,
-    save_every=400,
-)
+DESK = dict(model="desk", batch=32, schedule="cosine", num_samples=256)
+DESK |= dict(encoder_steps=2_000, encoder_learning_rate=0.01)
+SHORT = dict(encoder="scratch", pack=False, noise_scale=1.0, decode_noise_scale=1.0)
+SHORT |= dict(steps=2_000, learning_rate=0.01, warmup_steps=100, ema=0.995)
+SHORT |= dict(decoder_steps=1_000, decoder_learning_rate=3e-3)
+SHORT |= dict(log_every=20, sample_every=400, save_every=400)
+STORIES = replace(OWT, data="stories", length=30, **DESK, **SHORT)
 # With much noise, little can be guessed from the noisy text: the answer has to be learned from the source.
-TRANSLATE = replace(
-    STORIES,
-    data="translate",
-    encoder_steps=1_000,
-    encoder_learning_rate=0.003,
-    length=38,
-    source_length=20,
-    steps=3_200,
-    learning_rate=0.004,
-    noise_scale=4.0,
-    gamma=0.0,
-)
-SUMMARIZE = replace(TRANSLATE, data="summarize", length=58, source_length=43, steps=2_000)
+ANSWERS = dict(encoder_steps=1_000, encoder_learning_rate=0.003, learning_rate=0.004, noise_scale=4.0)
+ANSWERS |= dict(gamma=0.0)
+TRANSLATE = replace(STORIES, data="translate", length=38, source_length=20, steps=3_200, **ANSWERS)
+SUMMARIZE = replace(STORIES, data="summarize", length=58, source_length=43, **ANSWERS)
 PRESETS = {preset.data: preset for preset in (OWT, DE_EN, XSUM, STORIES, TRANSLATE, SUMMARIZE)}
 PRESETS |= {f"{name}-t5": replace(PRESETS[name], data=f"{name}-t5") for name in ("owt", "de-en", "xsum")}
 # One's own texts, with or without sources: for a TPU and for a desk.
-OWN = replace(
-    OWT, length=128, source_length=64, steps=100_000, warmup_steps=5_000, decode_noise_scale=1.0, gamma=0.0
-)
-OWN_AT_A_DESK = replace(
-    OWN,
-    encoder_steps=2_000,
-    encoder_learning_rate=0.01,
-    decoder_steps=3_000,
-    decoder_learning_rate=1e-3,
-    steps=10_000,
-    batch=32,
-    learning_rate=0.005,
-    warmup_steps=500,
-    schedule="cosine",
-    ema=0.999,
-    num_samples=256,
-    log_every=10,
-    sample_every=500,
-    save_every=200,
-)
+OWN = replace(OWT, length=128, source_length=64, decode_noise_scale=1.0, gamma=0.0)
+OWN = replace(OWN, steps=100_000, warmup_steps=5_000)
+OWN_AT_A_DESK = replace(OWN, **DESK, steps=10_000, learning_rate=0.005, warmup_steps=500, ema=0.999)
+OWN_AT_A_DESK = replace(OWN_AT_A_DESK, decoder_steps=3_000, decoder_learning_rate=1e-3)
+OWN_AT_A_DESK = replace(OWN_AT_A_DESK, log_every=10, sample_every=500, save_every=200)
 ADAMW_RATE = 0.05  # relative to Muon's: the paper found 1e-4 and 2e-3 best
 
 
@@ -380,14 +325,13 @@ def preset(
     corpus = corpus or ("owt" if model in OWT_EPOCHS else "stories")
     if model and model not in SIZES:
         raise UserError(f"--model {model}: unknown; choose {', '.join(SIZES)}")
-    own = OWN if model in OWT_EPOCHS else replace(OWN_AT_A_DESK, model="desk")
+    own = OWN if model in OWT_EPOCHS else OWN_AT_A_DESK
     chosen = PRESETS.get(corpus, own)
     model = model or chosen.model
     steps = OWT_EPOCHS.get(model, 5) * 19_017 if corpus in ("owt", "owt-t5") else chosen.steps
     chosen = replace(chosen, data=corpus, model=model, steps=steps)
-    chosen = (
-        replace(chosen, learning_rate=ADAMW_RATE * chosen.learning_rate) if optimizer == "adamw" else chosen
-    )
+    if optimizer == "adamw":
+        chosen = replace(chosen, learning_rate=ADAMW_RATE * chosen.learning_rate)
     return replace(chosen, p_decode=0.0) if decoder == "separate" else chosen
 
 
@@ -401,10 +345,8 @@ def parse(args: list[str], description: str) -> TrainConfig:
         first.add_argument(flag)
     chosen, _ = first.parse_known_args(args)
     default = preset(chosen.model, chosen.data, chosen.optimizer, chosen.decoder)
-    values = default.as_fields()
-    groups = {
-        g.__name__.lower(): g(**{f.name: values[f.name] for f in dataclasses.fields(g)}) for g in GROUPS
-    }
+    own = {group: {f.name: getattr(default, f.name) for f in dataclasses.fields(group)} for group in GROUPS}
+    groups = {group.__name__.lower(): group(**values) for group, values in own.items()}
     flags = make_dataclass("Flags", [(name, type(group)) for name, group in groups.items()])
     parsed = tyro.cli(
         tyro.conf.OmitArgPrefixes[flags], default=flags(**groups), description=description, args=args
@@ -432,52 +374,37 @@ RANGES = [
     *rule("p_decode p_self_cond p_drop ema", lambda x: 0 <= x <= 1, "between 0 and 1"),
 ]
 LEARNED_WITH_SOURCES = "--embeddings learned: not for data with sources, which need embeddings from the start"
-WRONG = [  # what makes a config wrong, and the message
-    (
-        lambda c: not 0 < c.w_min <= c.w_max,
-        "--w-min {c.w_min} --w-max {c.w_max}: must be above 0, the smaller first",
-    ),
-    (
-        lambda c: c.decoder == "separate" and c.p_decode,
-        "--p-decode {c.p_decode}: must be 0 with --decoder separate",
-    ),
-    (
-        lambda c: c.decoder == "shared" and not 0 < c.p_decode < 1,
-        "--p-decode {c.p_decode}: must be above 0 and below 1, for both branches to train",
-    ),
-    (
-        lambda c: c.embeddings == "learned" and c.data in PRESETS and PRESETS[c.data].source_length,
-        LEARNED_WITH_SOURCES,
-    ),
-    (
-        lambda c: c.decoder == "separate" and c.embeddings != "encoder",
-        "--decoder separate: mirrors an encoder, so not with --embeddings {c.embeddings}",
-    ),
-    (
-        lambda c: (
-            c.preflight and (c.embeddings, c.decoder, c.conditioning) != ("encoder", "shared", "tokens")
-        ),
-        "--preflight: only with --embeddings encoder, --decoder shared and --conditioning tokens",
-    ),
-    (
-        lambda c: c.data_dir and not Path(c.data_dir).exists(),
-        "--data-dir {c.data_dir}: no such directory or file",
-    ),
-    (
-        lambda c: Path(c.name).is_absolute(),
-        "--name {c.name}: give a name inside --runs, not an absolute path",
-    ),
-    (lambda c: c.batch % c.accumulate, "--accumulate {c.accumulate}: does not divide --batch {c.batch}"),
-    (lambda c: c.warmup_steps >= c.steps, "--warmup-steps {c.warmup_steps}: must be below --steps {c.steps}"),
-    (
-        lambda c: c.processes > 1 and not c.coordinator,
-        "--processes {c.processes}: needs a --coordinator, such as host0:12355",
-    ),
-    (
-        lambda c: not 0 <= c.process_id < c.processes,
-        "--process-id {c.process_id}: must be below --processes {c.processes}, counted from 0",
-    ),
-]
+
+
+def problems(c: TrainConfig) -> Iterator[str]:
+    """Yield what is wrong with a config beyond the ranges of its values."""
+    if not 0 < c.w_min <= c.w_max:
+        yield f"--w-min {c.w_min} --w-max {c.w_max}: must be above 0, the smaller first"
+    if c.decoder == "separate" and c.p_decode:
+        yield f"--p-decode {c.p_decode}: must be 0 with --decoder separate"
+    if c.decoder == "shared" and not 0 < c.p_decode < 1:
+        yield f"--p-decode {c.p_decode}: must be above 0 and below 1, for both branches to train"
+    if c.embeddings == "learned" and c.data in PRESETS and PRESETS[c.data].source_length:
+        yield LEARNED_WITH_SOURCES
+    if c.decoder == "separate" and c.embeddings != "encoder":
+        yield f"--decoder separate: mirrors an encoder, so not with --embeddings {c.embeddings}"
+    if c.preflight and (c.embeddings, c.decoder, c.conditioning) != ("encoder", "shared", "tokens"):
+        yield "--preflight: only with --embeddings encoder, --decoder shared and --conditioning tokens"
+    if c.data_dir and not Path(c.data_dir).exists():
+        yield f"--data-dir {c.data_dir}: no such directory or file"
+    if Path(c.name).is_absolute():
+        yield f"--name {c.name}: give a name inside --runs, not an absolute path"
+    if c.batch % c.accumulate:
+        yield f"--accumulate {c.accumulate}: does not divide --batch {c.batch}"
+    if c.warmup_steps >= c.steps:
+        yield f"--warmup-steps {c.warmup_steps}: must be below --steps {c.steps}"
+    if c.processes > 1 and not c.coordinator:
+        yield f"--processes {c.processes}: needs a --coordinator, such as host0:12355"
+    if not 0 <= c.process_id < c.processes:
+        yield f"--process-id {c.process_id}: must be below --processes {c.processes}, counted from 0"
+    for flag, package in ((c.wandb, "wandb"), (c.tensorboard, "tensorboardX")):
+        if flag and importlib.util.find_spec(package) is None:
+            yield f"logging to {package}: not installed; pip install {package}"
 
 
 def check(config: TrainConfig):
@@ -485,9 +412,5 @@ def check(config: TrainConfig):
     for field, holds, meaning in RANGES:
         if not holds(getattr(config, field)):
             raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)}: must be {meaning}")
-    for wrong, message in WRONG:
-        if wrong(config):
-            raise UserError(message.format(c=config))
-    for flag, package in ((config.wandb, "wandb"), (config.tensorboard, "tensorboardX")):
-        if flag and importlib.util.find_spec(package) is None:
-            raise UserError(f"logging to {package}: not installed; pip install {package}")
+    for problem in problems(config):
+        raise UserError(problem)
