@@ -251,7 +251,7 @@ class TrainConfig(Distillation, Output, Devices, Sampling, Training, Network, Da
     def ema_decay(self) -> float:
         """Decay of the EMA weights, lowered in short trainings so that the initial weights leave no trace.
 
-        They then average over a tenth of the steps, or half of a distillation, which starts from trained weights.
+        They average over a tenth of the steps then, or half of a distillation's, which starts trained.
         """
         if self.steps * (1 - self.ema) > 1:
             return self.ema
@@ -273,9 +273,9 @@ def config_from(values: dict[str, Any]) -> TrainConfig:
 # Fields that may change when a run is resumed: they do not change what is computed.
 FREE = set(
     """data_dir name runs cache mesh coordinator processes process_id remat preflight preflight_json
-    num_samples sample_steps w cfg gamma grid sample_every log_every save_every keep wandb tensorboard""".split()
+    num_samples sample_steps w cfg gamma grid sample_every log_every save_every keep wandb tensorboard
+    decoder_steps decoder_learning_rate""".split()  # the last two are checked in the decoder's own run
 )
-FREE |= {"decoder_steps", "decoder_learning_rate"}  # checked in the decoder's own run
 
 OWT_ROWS = 19_017 * 512
 OWT_EPOCHS = {"elf-b": 5, "elf-m": 4, "elf-l": 3}
@@ -360,19 +360,32 @@ def parse(args: list[str], description: str) -> TrainConfig:
 # Rules
 
 
-def rule(fields: str, holds, meaning: str) -> list[tuple]:
-    return [(field, holds, meaning) for field in fields.split()]
+RANGES = {  # meaning: test of a value, names of fields
+    "at least 1": (
+        lambda x: x >= 1,
+        "steps batch accumulate length encoder_steps decoder_steps log_every save_every keep sample_steps",
+    ),
+    "at least 0": (
+        lambda x: x >= 0,
+        "source_length bottleneck num_samples sample_every warmup_steps gamma seed",
+    ),
+    "above 0": (
+        lambda x: x > 0,
+        """learning_rate encoder_learning_rate decoder_learning_rate clip t_std p_std noise_scale
+        decode_noise_scale w""",
+    ),
+    "between 0 and 1": (lambda x: 0 <= x <= 1, "p_decode p_self_cond p_drop ema"),
+}
 
 
-RANGES = [
-    *rule("steps batch accumulate length encoder_steps decoder_steps", lambda x: x >= 1, "at least 1"),
-    *rule("log_every save_every keep sample_steps", lambda x: x >= 1, "at least 1"),
-    *rule("source_length bottleneck num_samples sample_every", lambda x: x >= 0, "at least 0 (none)"),
-    *rule("warmup_steps gamma seed", lambda x: x >= 0, "at least 0"),
-    *rule("learning_rate encoder_learning_rate decoder_learning_rate clip", lambda x: x > 0, "above 0"),
-    *rule("t_std p_std noise_scale decode_noise_scale w", lambda x: x > 0, "above 0"),
-    *rule("p_decode p_self_cond p_drop ema", lambda x: 0 <= x <= 1, "between 0 and 1"),
-]
+def check_ranges(values: dict[str, Any]):
+    """Raise a UserError for a value out of its range."""
+    for meaning, (holds, fields) in RANGES.items():
+        for field in fields.split():
+            if field in values and not holds(values[field]):
+                raise UserError(f"--{field.replace('_', '-')} {values[field]}: must be {meaning}")
+
+
 LEARNED_WITH_SOURCES = "--embeddings learned: not for data with sources, which need embeddings from the start"
 
 
@@ -409,8 +422,6 @@ def problems(c: TrainConfig) -> Iterator[str]:
 
 def check(config: TrainConfig):
     """Raise a UserError for settings that cannot work, before anything is written."""
-    for field, holds, meaning in RANGES:
-        if not holds(getattr(config, field)):
-            raise UserError(f"--{field.replace('_', '-')} {getattr(config, field)}: must be {meaning}")
+    check_ranges(config.as_fields())
     for problem in problems(config):
         raise UserError(problem)

@@ -18,18 +18,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 from tqdm import tqdm
 
+import corpora.rows
 from config import TrainConfig
-from corpora.rows import (
-    EMBEDDED,
-    Corpus,
-    Layout,
-    Rows,
-    Split,
-    is_scratch,
-    load_tokenizer,
-    tokenizer_directory,
-)
-from corpora.rows import load_corpus as load_rows
+from corpora.rows import Corpus, Layout, Rows, Split, is_scratch
 from encoders import scratch
 from encoders.t5 import T5_CONFIGS, T5Encoder, load_t5, save_t5, t5_from_config, t5_like
 from encoders.table import Table, unit
@@ -49,12 +40,11 @@ def corpus_args(config: TrainConfig) -> tuple[str, str, Layout, Path]:
 
 
 def load_corpus(config: TrainConfig, split: Split = "validation") -> Corpus:
-    return load_rows(*corpus_args(config), split)
+    return corpora.rows.load_corpus(*corpus_args(config), split)
 
 
 def batch_indices(n: int, size: int, seed: int, step: int) -> np.ndarray:
-    """Row numbers of a step's batch, a function of (seed, step): every epoch is one shuffled pass over n
-    rows."""
+    """Row numbers of a step's batch, by (seed, step): every epoch is one shuffled pass over n rows."""
     epoch, k = divmod(step, n // size)
     return shuffled(n, seed, epoch)[k * size : (k + 1) * size]
 
@@ -86,11 +76,7 @@ def prefetched(load: Callable[[int], Any], first: int, end: int, ahead: int = 2)
 def encoder_mask(
     length: Int[Array, " N"], prefix: Int[Array, " N"], drop: Bool[Array, " N"], width: int
 ) -> Bool[Array, "N L L"]:
-    """Attention mask of the encoder: the prefix sees itself, other positions see all valid tokens; padding is
-    never seen.
-
-    In rows that drop their condition, the text does not see the prefix either.
-    """
+    """Attention mask of the encoder: the prefix sees itself; the text both, or itself if dropped."""
     position = jnp.arange(width)
     valid, in_prefix = position < length[:, None], position < prefix[:, None]
     seen = valid & ~(in_prefix & drop[:, None])
@@ -137,11 +123,9 @@ def cast_encoder(embedder: Embedder, dtype) -> Embedder:
 def make_embedder(
     encoder: eqx.Module, rows: Rows, *, by_channel: bool, tokens: int = 2**16, chunk: int = 64
 ) -> Embedder:
-    """Estimate the statistics over valid tokens from all over the rows: by channel, or one mean and std for
-    all channels.
+    """Estimate the statistics over valid tokens from all over the rows: by channel, or one for all channels.
 
-    The paper has the first for scratch encoders. For T5-small, released code has one mean of 0 and one std of
-    0.2.
+    The paper has the first for scratch encoders. For T5-small, released code has mean 0 and std 0.2.
     """
     width = encoder.embed.shape[1]
     raw = Embedder(encoder, jnp.zeros(width), jnp.ones(width))
@@ -183,8 +167,7 @@ def trained_on_corpus(config: TrainConfig) -> bool:
 
 
 def scratch_config(config: TrainConfig, corpus: Corpus) -> TrainConfig:
-    """Config of the stage that trains a scratch encoder: a run in the cache, shared by all runs with the same
-    key."""
+    """Config of the stage that trains a scratch encoder: a run in the cache, shared by runs with its key."""
     steps, rate = config.encoder_steps, config.encoder_learning_rate
     key = [corpus.key, config.encoder, steps, rate, config.batch, config.precision, scratch.VERSION]
     stage = replace(config, model=config.encoder, name=f"encoder-{hash_of(key)}", runs=config.cache, seed=0)
@@ -194,10 +177,7 @@ def scratch_config(config: TrainConfig, corpus: Corpus) -> TrainConfig:
 
 
 def load_encoder(config: TrainConfig, corpus: Corpus, run: Path) -> T5Encoder | Table:
-    """Load the frozen encoder of a run, or the table in its place.
-
-    A learned table has only the right shape.
-    """
+    """Load the frozen encoder of a run, or the table in its place; a learned one has only the right shape."""
     if (run / TABLE).exists():
         return Table(jnp.load(run / TABLE))
     if config.embeddings in ("gaussian", "learned"):
@@ -235,9 +215,7 @@ def read_embedder(encoder: eqx.Module, run: Path, corpus: Corpus | None = None) 
     if saved["encoder"] != fingerprint(encoder):
         raise UserError(f"{run} was trained with another encoder: give that one again")
     if corpus and saved["rows"] != corpus.fingerprint:
-        raise UserError(
-            f"{run} was trained on other rows than --data gives: choose another --name, or restore the data"
-        )
+        raise UserError(f"{run} was trained on other rows than --data gives: choose another --name")
     return Embedder(encoder, jnp.asarray(saved["mean"]), jnp.asarray(saved["std"]))
 
 
@@ -256,10 +234,12 @@ def save_embedder(config: TrainConfig, corpus: Corpus, embedder: Embedder):
 def abstract_embedder(config: TrainConfig, unroll: int = 1) -> tuple[int, Embedder]:
     """Size of the vocabulary and shapes of the embedder, without reading texts or weights."""
     name, tokenizer, layout, cache = corpus_args(config)
-    if name in EMBEDDED:
-        vocab = len(load_rows(name, tokenizer, layout, cache).tokenizer)
+    if name in corpora.rows.EMBEDDED:
+        vocab = len(corpora.rows.load_corpus(name, tokenizer, layout, cache).tokenizer)
+    elif tokenizer in T5_CONFIGS:
+        vocab = 32_100
     else:
-        vocab = 32_100 if tokenizer in T5_CONFIGS else len(load_tokenizer(tokenizer_directory(tokenizer)))
+        vocab = len(corpora.rows.load_tokenizer(corpora.rows.tokenizer_directory(tokenizer)))
     if is_scratch(config.encoder):
         shape = scratch.recipe_of(config.encoder, vocab).shape
     elif config.encoder in T5_CONFIGS:

@@ -31,9 +31,8 @@ SIZES = {
 }
 CONTROL_TOKENS = 4  # of each kind: time, guidance scale, mode
 DENOISE, DECODE = 0.0, 1.0
-# Outputs of the head, and the x that follows: z = t x + (1 - t) e with scaled noise e, and v = x - e. The
-# paper does not
-# say how x stays finite at t = 0 if e is predicted; here t is clipped as 1 - t is in losses.py.
+# Outputs of the head, and the x that follows: z = t x + (1 - t) e with scaled noise e, and v = x - e.
+# The paper does not say how x stays finite at t = 0 if e is predicted: t is clipped as 1 - t in losses.py.
 PREDICTIONS = {
     "x": lambda x, z, t: x,
     "v": lambda v, z, t: z + (1 - t) * v,
@@ -41,6 +40,9 @@ PREDICTIONS = {
 }
 
 Rope = tuple[Float[Array, "T half_d"], Float[Array, "T half_d"]]
+Scalars = Float[Array, "*n"]
+State = Float[Array, "*n L E"]
+Hidden = Float[Array, "*n L D"]
 
 
 class Linear(eqx.Module):
@@ -49,9 +51,7 @@ class Linear(eqx.Module):
     weight: Float[Array, "n_in n_out"]
     bias: Float[Array, " n_out"] | None
 
-    def __init__(
-        self, n_in: int, n_out: int, *, bias: bool = True, std: float | None = None, key: PRNGKeyArray
-    ):
+    def __init__(self, n_in: int, n_out: int, *, bias=True, std: float | None = None, key: PRNGKeyArray):
         init = jax.nn.initializers.glorot_uniform() if std is None else jax.nn.initializers.normal(std)
         self.weight = init(key, (n_in, n_out))
         self.bias = jnp.zeros(n_out) if bias else None
@@ -62,8 +62,7 @@ class Linear(eqx.Module):
 
 
 def flat_matmul(h: Float[Array, "*n n_in"], weight: Float[Array, "n_in n_out"]) -> Float[Array, "*n n_out"]:
-    """Multiply as one matrix product, also in the gradient: faster on CPU. On TPU the reshape would copy
-    where 8 does not divide T."""
+    """Multiply as one matrix product, also in the gradient: faster on CPU. On TPU the reshape may copy."""
     return (h.reshape(-1, h.shape[-1]) @ weight).reshape(*h.shape[:-1], weight.shape[1])
 
 
@@ -88,8 +87,7 @@ class RMSNorm(eqx.Module):
 def normed_product(
     norm: eqx.Module, layer: Linear, h: Float[Array, "*lead n"], parts: int
 ) -> tuple[Float[Array, "*lead part"], ...]:
-    """Compute layer(norm(h)) in equal parts: one product on CPU, one per part elsewhere, where cutting would
-    copy."""
+    """Compute layer(norm(h)) in parts: one product on CPU, one a part elsewhere, where cutting would copy."""
 
     def cut(whole):
         return tuple(jnp.split(whole, parts, axis=-1))
@@ -98,9 +96,7 @@ def normed_product(
         return cut(layer(h))
 
     def product_each(h, layer):
-        return tuple(
-            h @ weight + bias for weight, bias in zip(cut(layer.weight), cut(layer.bias), strict=True)
-        )
+        return tuple(h @ w + b for w, b in zip(cut(layer.weight), cut(layer.bias), strict=True))
 
     return jax.lax.platform_dependent(norm(h), layer, cpu=one_product, default=product_each)
 
@@ -118,7 +114,7 @@ class ScalarTokens(eqx.Module):
         self.mlp_in = Linear(features, width, std=0.02, key=k2)
         self.mlp_out = Linear(width, width, std=0.02, key=k3)
 
-    def __call__(self, scalar: Float[Array, "*n"]) -> Float[Array, "*n C D"]:
+    def __call__(self, scalar: Scalars) -> Float[Array, "*n C D"]:
         half = self.mlp_in.weight.shape[0] // 2
         angles = scalar[..., None] * 10_000 ** (-jnp.arange(half) / half)
         features = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1).astype(self.tokens.dtype)
@@ -133,10 +129,7 @@ def rope_angles(length: int, head_dim: int, control: int) -> Rope:
 
 
 def rotate(q: Float[Array, "*n T d"], rope: Rope) -> Float[Array, "*n T d"]:
-    """Apply RoPE to the pairs (i, i + d/2).
-
-    Released code pairs neighbours: equal up to the order of channels, slower.
-    """
+    """Apply RoPE to the pairs (i, i + d/2). Released code pairs neighbours: other channels, and slower."""
     cos, sin = (r.astype(q.dtype) for r in rope)
     a, b = jnp.split(q, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -181,15 +174,8 @@ class SwiGLU(eqx.Module):
         self.down = Linear(inner, width, key=k2)
 
     def __call__(self, h: Float[Array, "*n T D"]) -> Float[Array, "*n T D"]:
-        gate, up = normed_product(self.norm, self.gate_up, h, 2)
-        return gated(gate, up, self.down)
-
-
-@recomputed
-def gated(
-    gate: Float[Array, "*n T inner"], up: Float[Array, "*n T inner"], down: Linear
-) -> Float[Array, "*n T D"]:
-    return down(jax.nn.silu(gate) * up)
+        gated = recomputed(lambda gate, up, down: down(jax.nn.silu(gate) * up))
+        return gated(*normed_product(self.norm, self.gate_up, h, 2), self.down)
 
 
 class Block(eqx.Module):
@@ -256,14 +242,7 @@ class ELF(eqx.Module):
         self.unembed = Linear(embedding, vocab, key=keys[9])
         self.prediction, self.depth, self.unroll, self.remat = prediction, depth, unroll, remat
 
-    def trunk(
-        self,
-        z: Float[Array, "*n L E"],
-        x_prev: Float[Array, "*n L E"],
-        t: Float[Array, "*n"],
-        w: Float[Array, "*n"],
-        mode: Float[Array, "*n"],
-    ) -> Float[Array, "*n L D"]:
+    def trunk(self, z: State, x_prev: State, t: Scalars, w: Scalars, mode: Scalars) -> Hidden:
         """Hidden states of the text positions. `mode` is 0 to denoise and 1 to decode."""
         dtype = self.mode.dtype
         h = self.expand(self.squeeze(self.self_cond(jnp.concatenate([z, x_prev], axis=-1).astype(dtype))))
@@ -278,28 +257,17 @@ class ELF(eqx.Module):
         h, _ = jax.lax.scan(layer, h, self.blocks, unroll=self.unroll)
         return h[..., 3 * CONTROL_TOKENS :, :]
 
-    def predict(
-        self, h: Float[Array, "*n L D"], z: Float[Array, "*n L E"], t: Float[Array, "*n"]
-    ) -> Float[Array, "*n L E"]:
+    def predict(self, h: Hidden, z: State, t: Scalars) -> State:
         """Hidden states at z and t to the clean-embedding prediction x_hat."""
         predicted = self.x_head(self.x_norm(h)).astype(jnp.float32)
         return PREDICTIONS[self.prediction](predicted, z, t[..., None, None])
 
-    def logits(self, h: Float[Array, "*n L D"]) -> Float[Array, "*n L V"]:
-        """Hidden states to token logits.
-
-        Released heads are two layers; the paper writes them as one matrix W.
-        """
+    def logits(self, h: Hidden) -> Float[Array, "*n L V"]:
+        """Hidden states to token logits. The released head has two layers; the paper writes one matrix W."""
         return self.unembed(jax.nn.gelu(self.decode_head(h))).astype(jnp.float32)
 
-    def denoise(
-        self,
-        z: Float[Array, "*n L E"],
-        x_prev: Float[Array, "*n L E"],
-        t: Float[Array, "*n"],
-        w: Float[Array, "*n"],
-    ) -> Float[Array, "*n L E"]:
+    def denoise(self, z: State, x_prev: State, t: Scalars, w: Scalars) -> State:
         return self.predict(self.trunk(z, x_prev, t, w, jnp.full_like(t, DENOISE)), z, t)
 
-    def decode(self, z: Float[Array, "*n L E"], w: Float[Array, "*n"]) -> Float[Array, "*n L V"]:
+    def decode(self, z: State, w: Scalars) -> Float[Array, "*n L V"]:
         return self.logits(self.trunk(z, jnp.zeros_like(z), jnp.ones_like(w), w, jnp.full_like(w, DECODE)))

@@ -1,12 +1,12 @@
 """Measure ELF, and show what it does.
 
-    python eval.py samples --run runs/stories-desk --w 2         sample texts, score them, write them and a
-    page to read them python eval.py table system --run RUN                        a table of the paper, our
-    numbers beside the paper's python eval.py figure guidance --run RUN                     a figure of the
-    paper python eval.py trajectory --run RUN                          texts on their way from noise, as a
-    page with a slider python eval.py compare RUN RUN …                             runs side by side python
-    eval.py claims                                        the paper's claims, checked at a desk python eval.py
-    speed --model desk                            seconds, tokens/s and memory of a size on this machine
+    python eval.py samples --run runs/stories-desk --w 2    sample texts, score them, write a page to read
+    python eval.py table system --run RUN                   a table of the paper beside this run's numbers
+    python eval.py figure guidance --run RUN                a figure of the paper
+    python eval.py trajectory --run RUN                     texts on their way from noise, on a page
+    python eval.py compare RUN RUN …                        runs side by side
+    python eval.py claims                                   the paper's claims, checked at a desk
+    python eval.py speed --model desk                       seconds, tokens/s and memory on this machine
 
 A run is a directory of train.py, or a released checkpoint: a name on the hub
 (embedded-language-flows/ELF-B-owt) or a local copy. Measurements are kept with the run, so an interrupted
@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import tyro
 
 import train
-from config import Form, Grid, Sampler, TrainConfig
+from config import Form, Grid, Sampler, TrainConfig, check_ranges
 from corpora.rows import Split
 from report import figures, judges, pages, tables, texts
 from report.claims import Claims
@@ -98,12 +98,7 @@ class SamplerOptions:
     def sampler(self, config: TrainConfig) -> Sampler:
         changes = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
         sampler = dataclasses.replace(config.sampler, **changes)
-        if sampler.steps < 1:
-            raise UserError(f"--steps {sampler.steps}: must be at least 1")
-        if sampler.gamma < 0:
-            raise UserError(f"--gamma {sampler.gamma}: must be at least 0, which is the ODE")
-        if not sampler.w > 0:
-            raise UserError(f"--w {sampler.w}: must be above 0")
+        check_ranges(dataclasses.asdict(sampler))
         return sampler
 
 
@@ -116,9 +111,10 @@ Flat = tyro.conf.OmitArgPrefixes
 Run = Annotated[str, tyro.conf.arg(help="Directory of a run, or a released checkpoint.")]
 Runs = Annotated[tuple[str, ...], tyro.conf.arg(help="Directories of runs, or released checkpoints.")]
 Seed = Annotated[int, tyro.conf.arg(help="Random seed of the noise.")]
-Seeds = Annotated[
-    tuple[int, ...], tyro.conf.arg(help="Random seeds of the noise; by default 0, and for `system` 0 to 5.")
-]
+SEEDS = "Random seeds of the noise; by default 0, and for `system` 0 to 5."
+Seeds = Annotated[tuple[int, ...], tyro.conf.arg(help=SEEDS)]
+TableName = Literal["system", "scaling", "few-step", "rounds", "downstream", "tokens"]
+FigureName = Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off", "few-step"]
 
 
 @dataclass(frozen=True)
@@ -133,9 +129,7 @@ class Samples(MeasureOptions):
 
     def __call__(self):
         if self.out and self.out.suffix != ".jsonl":
-            raise UserError(
-                f"--out {self.out}: give a name that ends in .jsonl; the page is written beside it"
-            )
+            raise UserError(f"--out {self.out}: must end in .jsonl; the page is written beside it")
         bench = self.bench(self.run)
         sampler = self.sampling.sampler(bench.trained.config)
         sampled, scores, each = measure(bench, sampler, self.seed)
@@ -146,15 +140,11 @@ class Samples(MeasureOptions):
         out = self.out or bench.trained.directory / "samples" / f"{name}.jsonl"
         report = judges.report(bench.judge, bench.corpus, sampled, scores)
         about = ", ".join(f"{k} {v}" for k, v in settings.items())
-        records = texts.as_records(bench.corpus, sampled)
-        finite = [score if math.isfinite(score) else None for score in each]  # JSON has no infinity
-        texts.write_texts(
-            out, [r | {bench.judge.each: score} for r, score in zip(records, finite, strict=True)]
-        )
-        shown = [
-            pages.Sample(r["text"], s, r.get("source"), r.get("reference"))
-            for r, s in zip(records, each, strict=True)
-        ]
+        records, shown = texts.as_records(bench.corpus, sampled), []
+        for record, score in zip(records, each, strict=True):
+            shown.append(pages.Sample(record["text"], score, record.get("source"), record.get("reference")))
+            record[bench.judge.each] = score if math.isfinite(score) else None  # JSON has no infinity
+        texts.write_texts(out, records)
         title, page = f"{len(sampled):,} samples of {bench.trained.name}", out.with_suffix(".html")
         order = bench.judge.each, bench.judge.low_is_good
         write_file(page, pages.samples_page(title, about, report, shown, *order))
@@ -163,14 +153,9 @@ class Samples(MeasureOptions):
 
 @dataclass(frozen=True)
 class Table(MeasureOptions):
-    """A table of the paper: our numbers beside the paper's.
+    """A table of the paper: runs are columns (rows of rounds, downstream, tokens) beside the paper's."""
 
-    Runs are columns (rows for rounds, downstream, tokens).
-    """
-
-    name: tyro.conf.Positional[Literal["system", "scaling", "few-step", "rounds", "downstream", "tokens"]] = (
-        tyro.MISSING
-    )
+    name: tyro.conf.Positional[TableName] = tyro.MISSING
     """Tables 9, 10, 4, 5, 1 and 8 of the paper."""
     run: Runs = tyro.MISSING
     seeds: Seeds = ()
@@ -193,9 +178,7 @@ class Table(MeasureOptions):
 class Figure(MeasureOptions):
     """A figure of the paper, drawn from our runs, with the paper's points where it prints them."""
 
-    name: tyro.conf.Positional[
-        Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off", "few-step"]
-    ] = tyro.MISSING
+    name: tyro.conf.Positional[FigureName] = tyro.MISSING
     """Figures 4 and 6, 5c, 16a, 16b, 17, 7 and 9c, and 9a of the paper."""
     run: Runs = tyro.MISSING
     seeds: Seeds = (0,)
@@ -237,14 +220,11 @@ class Trajectory(RunOptions):
             print(f"{source}\n")
         for frame in followed[0]:
             print(f"t = {frame.t:.3f}  {frame.text}")
-        about = (
-            ", ".join(f"{k} {v}" for k, v in settings_of(sampler, conditions).items()) + f", seed {self.seed}"
-        )
+        settings = settings_of(sampler, conditions) | dict(seed=self.seed)
+        about = ", ".join(f"{k} {v}" for k, v in settings.items())
         about += ". Predictions at t, decoded. Words that changed since the frame before are marked."
-        out = self.out or trained.directory / "trajectory.html"
-        write_file(
-            out, pages.trajectory_page(f"{trained.name}: from noise to text", about, followed, sources)
-        )
+        out, title = self.out or trained.directory / "trajectory.html", f"{trained.name}: from noise to text"
+        write_file(out, pages.trajectory_page(title, about, followed, sources))
         print(f"\n{out}")
 
 

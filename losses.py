@@ -4,8 +4,8 @@
     eps    unit Gaussian noise                   z      noisy state, t x + (1 - t) (noise scale) eps
     t      time of a sequence, 0 noise, 1 data   p      corruption level of a token in the decode branch
     w      self-conditioning guidance scale      v      velocity, dz/dt
-    x_prev the network's earlier prediction (self-conditioning), or zeros; _no_sc without it, _hat a
-    prediction
+    x_prev the network's earlier prediction (self-conditioning), or zeros; _no_sc without it
+    _hat   a prediction
 
 All functions are pure. Random draws are arguments (`Draws`), already batched: N rows of L tokens.
 """
@@ -20,10 +20,7 @@ import optax
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-MIN_REMAINING = (
-    0.05  # Released code clips 1 - t here, for prediction and target alike; the paper does not say.
-)
-
+MIN_REMAINING = 0.05  # Released code clips 1 - t here, in prediction and target; the paper does not say.
 
 State = Float[Array, "N L E"]
 
@@ -113,11 +110,10 @@ def make_inputs(
 
     z = corrupt(batch, draws, noise_scale, decode_noise_scale)
     t = jnp.where(draws.decode, 1.0, draws.t)
-    no_sc = jnp.where(
-        (batch.prefix & ~draws.decode[:, None])[..., None], batch.x, 0.0
-    )  # a clean prefix, and zeros
-    frozen, given = jax.lax.stop_gradient((model, [take(a, last) for a in (z, no_sc, t, draws.w)]))
-    x_no_sc = put(frozen.denoise(*given), last)
+    given = batch.prefix & ~draws.decode[:, None]
+    no_sc = jnp.where(given[..., None], batch.x, 0.0)
+    frozen, inputs = jax.lax.stop_gradient((model, [take(a, last) for a in (z, no_sc, t, draws.w)]))
+    x_no_sc = put(frozen.denoise(*inputs), last)
     x_prev = jnp.where(draws.self_cond[:, None, None] & ~batch.prefix[..., None], x_no_sc, no_sc)
     return Inputs(z, x_prev, t, x_no_sc)
 
@@ -176,8 +172,7 @@ TIMES = {"logit-normal": logit_normal, "uniform": uniform_time}
 
 
 def guidance_scale(u: Float[Array, "*s"], low: float, high: float) -> Float[Array, "*s"]:
-    """Uniform draws to w in [low, high] with log-uniform 1 + w: the released form of the "power
-    distribution"."""
+    """Uniform draws to w in [low, high], log-uniform in 1 + w: the released "power distribution"."""
     return (1 + low) * ((1 + high) / (1 + low)) ** u - 1
 
 

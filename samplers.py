@@ -27,9 +27,7 @@ def uniform_grid(steps: int) -> Float[Array, " T"]:
     return jnp.linspace(0.0, 1.0, steps + 1)
 
 
-def logit_normal_grid(
-    key: PRNGKeyArray, steps: int, mean: float = -1.5, std: float = 0.8
-) -> Float[Array, " T"]:
+def logit_normal_grid(key: PRNGKeyArray, steps: int, mean=-1.5, std=0.8) -> Float[Array, " T"]:
     """Times drawn like the training times and sorted: small steps in the noise, large ones near the data."""
     inner = jnp.sort(logit_normal(jax.random.normal(key, (steps - 1,)), mean, std))
     return jnp.concatenate([jnp.zeros(1), inner, jnp.ones(1)])
@@ -57,9 +55,8 @@ def prefix_denoiser(
     def guided(z, x_prev, t):
         z_cond, prev_cond = jnp.where(given, x, z), jnp.where(given, x, x_prev)
         z_null, prev_null = jnp.where(given, 0.0, z), jnp.where(given | (not released), 0.0, x_prev)
-        z, x_prev = (
-            rearrange(pair, "two N L E -> (N two) L E") for pair in ([z_cond, z_null], [prev_cond, prev_null])
-        )
+        pairs = [z_cond, z_null], [prev_cond, prev_null]
+        z, x_prev = (rearrange(pair, "two N L E -> (N two) L E") for pair in pairs)
         x_cond, x_null = rearrange(denoise(z, x_prev, t), "(N two) L E -> two N L E", two=2)
         return jnp.where(given, x, x_null + scale * (x_cond - x_null))
 
@@ -75,7 +72,7 @@ def step(
     gamma: Scalar,
     eps: State,
     *,
-    released: bool = False,
+    released=False,
 ) -> tuple[State, State]:
     """Take one step of Alg. 6: an SDE step, or with γ = 0 an ODE step. `eps` has the scale of z at t = 0."""
     alpha = jnp.clip(1 - gamma * (t_next - t), 0.0, 1.0)
@@ -97,17 +94,15 @@ def flow(
     noise_scale: Scalar = 2.0,
     released: bool = False,
 ) -> tuple[State, Float[Array, "S N L E"]]:
-    """Integrate from z0 to z at t = 1; also the predictions x_hat along the way.
+    """Integrate from z0 to z at t = 1, last by an ODE step; also return the predictions x_hat on the way."""
 
-    The last step is an ODE step.
-    """
+    def noise(key, i):
+        return noise_scale * jax.random.normal(jax.random.fold_in(key, i), z0.shape[1:])
 
     def body(carry, inputs):
         z, x_prev = carry
         i, t, t_next, gamma = inputs
-        eps = noise_scale * jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, i), z.shape[1:]))(
-            keys
-        )
+        eps = jax.vmap(noise, in_axes=(0, None))(keys, i)
         z, x_hat = step(denoise, z, x_prev, t, t_next, gamma, eps, released=released)
         return (z, x_hat), x_hat
 

@@ -76,9 +76,8 @@ def means(sums: Sums) -> dict[str, Float[Array, ""]]:
 def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll_parts: int = 1) -> Callable:
     """Make the train step: (state, frozen, rows, key) -> state, metrics."""
     gradient = jax.grad(loss, has_aux=True)
-    in_parts = partial(
-        rearrange, pattern="(m k g) ... -> k (m g) ...", k=config.accumulate, g=slots_of(config).group
-    )
+    k, group = config.accumulate, slots_of(config).group
+    in_parts = partial(rearrange, pattern="(m k g) ... -> k (m g) ...", k=k, g=group)
 
     def step(state: State, frozen, rows: Rows, key: PRNGKeyArray):
         key, numbers = jax.random.fold_in(key, state.step), jnp.arange(config.batch)
@@ -100,9 +99,8 @@ def make_step(config: TrainConfig, optimizer, loss: Callable, mesh: Mesh, unroll
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
         ema = jax.tree.map(lambda e, m: config.ema_decay * e + (1 - config.ema_decay) * m, state.ema, model)
-        return State(state.step + 1, model, ema, optimizer_state), means(sums) | dict(
-            grad_norm=optax.tree.norm(grads)
-        )
+        metrics = means(sums) | dict(grad_norm=optax.tree.norm(grads))
+        return State(state.step + 1, model, ema, optimizer_state), metrics
 
     return step
 
@@ -125,13 +123,7 @@ class Trainer(NamedTuple):
 
 
 def build(
-    config: TrainConfig,
-    method: Method,
-    mesh: Mesh,
-    start=None,
-    *,
-    unroll_muon: bool | None = None,
-    unroll_parts: int = 1,
+    config: TrainConfig, method: Method, mesh: Mesh, start=None, *, unroll_muon=None, unroll_parts: int = 1
 ) -> Trainer:
     """Build the training of a method on a mesh, from new weights or those of `start`.
 
@@ -165,9 +157,8 @@ def loggers(config: TrainConfig, first: int) -> list[Callable]:
     if config.wandb:
         import wandb
 
-        wandb.init(
-            project=config.wandb, name=config.directory.name, config=config.as_json(), dir=config.directory
-        )
+        where = dict(project=config.wandb, name=config.directory.name, dir=config.directory)
+        wandb.init(**where, config=config.as_json())
         chosen.append(lambda step, **values: wandb.log(values, step=step))
     if config.tensorboard:
         from tensorboardX import SummaryWriter
@@ -192,8 +183,7 @@ class Progress:
         self.recent, self.waited, self.since = [], 0.0, time.time()
 
     def add(self, metrics: dict[str, Array], waited: float):
-        """Record a step's metrics; at most two steps stay in flight, so the bar is honest and SIGTERM is
-        prompt."""
+        """Record a step; at most two stay in flight, so the bar is honest and SIGTERM is prompt."""
         self.recent.append(metrics)
         jax.block_until_ready(self.recent[-3:-2])
         self.waited += waited
@@ -203,15 +193,12 @@ class Progress:
         """Log the mean of the steps since the last line. A loss that is not finite ends the run."""
         values = {k: float(np.mean([each[k] for each in self.recent])) for k in self.recent[0]}
         if not np.isfinite(values["loss"]):
-            raise UserError(
-                f"the loss became {values['loss']} by step {done}: lower --learning-rate, with a new --name"
-            )
+            became = f"the loss became {values['loss']} by step {done}"
+            raise UserError(f"{became}: lower --learning-rate, with a new --name")
         losses = {k: f"{v:.3f}" for k, v in values.items() if k not in ("loss", "grad_norm")}
-        now = time.time()
-        rate = len(self.recent) * self.config.batch * self.config.length / (now - self.since)
-        values |= dict(
-            tokens_per_second=rate, waiting=self.waited / (now - self.since), seconds=now - self.started
-        )
+        now, elapsed = time.time(), time.time() - self.since
+        rate = len(self.recent) * self.config.batch * self.config.length / elapsed
+        values |= dict(tokens_per_second=rate, waiting=self.waited / elapsed, seconds=now - self.started)
         for log in self.loggers:
             log(step=done, **values, **validation)
         self.bar.set_postfix(losses | dict(tokens=f"{rate:,.0f}/s"))
@@ -230,10 +217,8 @@ def fit(
     label: str = "",
 ) -> State:
     """Train from the last checkpoint to the last step, then sample and score. SIGTERM saves and exits."""
-    trainer, manager = (
-        build(config, method, mesh, start),
-        checkpoints.open_checkpoints(config.directory, config.keep),
-    )
+    trainer = build(config, method, mesh, start)
+    manager = checkpoints.open_checkpoints(config.directory, config.keep)
     state = checkpoints.restore_latest(manager, trainer.init())
     _, train_key, validation_key = jax.random.split(jax.random.key(config.seed), 3)
     frozen, train_key, validation_key = replicate((frozen, train_key, validation_key), mesh)
@@ -249,9 +234,9 @@ def fit(
     with jax.set_mesh(mesh), stop_signal() as stop_requested:
         ahead = data.prefetched(load, first, last)
         for done in range(first + 1, last + 1):
-            asked = time.time()
+            since = time.time()
             rows = next(ahead)
-            waited = time.time() - asked
+            waited = time.time() - since
             state, metrics = trainer.step(state, frozen, rows, train_key)
             progress.add(metrics, waited)
             stopping = stop_requested(done)
@@ -282,11 +267,11 @@ def make_validation(config: TrainConfig, method: Method, frozen, corpus: Corpus,
     loss = jax.jit(lambda *args: method.loss(*args)[1], out_shardings=replicated(mesh))
 
     def validate(state: State) -> dict[str, float]:
+        def sums(row):
+            return loss(state.ema, frozen, place_rows(corpus.validation, row, mesh), row, key)
+
         batches = data.validation_batches(len(corpus.validation.s), config.batch)
-        sums = [
-            loss(state.ema, frozen, place_rows(corpus.validation, row, mesh), row, key) for row in batches
-        ]
-        total = jax.tree.map(lambda *parts: sum(parts), *sums)
+        total = jax.tree.map(lambda *parts: sum(parts), *map(sums, batches))
         return {f"validation_{k}": float(v) for k, v in means(total).items()}
 
     return validate
@@ -298,17 +283,8 @@ def sample_run(
     """Sample texts from the EMA weights and write them into the run; show one while training."""
     n = min(n, len(corpus.validation.s)) if conditions else n
     model = checkpoints.with_decoder(config, state.ema, config.directory, mesh)
-    trained = checkpoints.Trained(
-        name,
-        config.directory,
-        config,
-        model,
-        corpus.tokenizer,
-        int(state.step),
-        "",
-        released=False,
-        mesh=mesh,
-    )
+    run = config.directory, config, model, corpus.tokenizer
+    trained = checkpoints.Trained(name, *run, int(state.step), weights="", released=False, mesh=mesh)
     sampled = texts.sample_texts(trained, n, seed=config.seed, conditions=conditions)
     if is_process_0():
         texts.write_texts(config.directory / "samples" / f"{name}.jsonl", texts.as_records(corpus, sampled))
@@ -391,9 +367,8 @@ def train_decoder(config: TrainConfig, mesh: Mesh):
     directory = config.directory / "decoder"
     changes = dict(steps=config.decoder_steps, learning_rate=config.decoder_learning_rate, optimizer="adamw")
     changes |= dict(schedule="cosine", warmup_steps=config.decoder_steps // 20, num_samples=0, sample_every=0)
-    stage = replace(
-        config, name=str(directory.relative_to(config.runs)), wandb="", tensorboard=False, **changes
-    )
+    changes |= dict(name=str(directory.relative_to(config.runs)), wandb="", tensorboard=False)
+    stage = replace(config, **changes)
     for each in (config, stage):
         checkpoints.check_same_run(each)
     if not (directory / "t5" / "config.json").exists():

@@ -8,9 +8,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if (
-    "ELF_TESTS" not in os.environ
-):  # compiled programs and prepared data, shared by all processes of a test run
+if "ELF_TESTS" not in os.environ:  # place of compiled programs and prepared data, for all processes
     SHARED = tempfile.TemporaryDirectory()
     os.environ["ELF_TESTS"] = SHARED.name
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{os.environ['ELF_TESTS']}/compiled")
@@ -97,20 +95,10 @@ def encoder_directory(tmp_path_factory, stories):
 
 @pytest.fixture(scope="session")
 def small(encoder_directory, cache):
-    """Config of a run that takes seconds. Its step is the same program for any number of steps: compiled once."""
-    changes = dict(
-        model="tiny",
-        encoder=str(encoder_directory),
-        bottleneck=8,
-        batch=16,
-        steps=20,
-        warmup_steps=2,
-        cache=cache,
-    )
-    changes |= dict(
-        log_every=1, save_every=9, keep=3, sample_every=0, num_samples=16, sample_steps=2, learning_rate=0.01
-    )
-    changes |= dict(schedule="constant", ema=0.5)
+    """Config of a run that takes seconds; its step is compiled once for any number of steps."""
+    changes = dict(model="tiny", encoder=str(encoder_directory), bottleneck=8, batch=16, cache=cache)
+    changes |= dict(steps=20, warmup_steps=2, learning_rate=0.01, schedule="constant", ema=0.5)
+    changes |= dict(log_every=1, save_every=9, keep=3, sample_every=0, num_samples=16, sample_steps=2)
     return dataclasses.replace(PRESETS["stories"], **changes)
 
 

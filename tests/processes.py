@@ -9,6 +9,7 @@ import time
 from conftest import QUICK, ROOT
 
 from config import PRESETS
+from corpora import rows
 from runtime import checkpoints
 
 
@@ -16,9 +17,12 @@ def curve(config, key="loss"):
     return [line[key] for line in checkpoints.read_metrics(config.directory)]
 
 
+SMALL_CORPUS = f"import train, corpora.rows as r; r.WRITTEN['train'] = {rows.WRITTEN['train']}; train.main()"
+
+
 def command(config):
-    """Command line of a config."""
-    default, words = PRESETS["stories"], [sys.executable, "train.py"]
+    """Command line of a config, on the small corpora of the tests."""
+    default, words = PRESETS["stories"], [sys.executable, "-c", SMALL_CORPUS]
     for field in dataclasses.fields(config):
         if (value := getattr(config, field.name)) != getattr(default, field.name):
             words += [f"--{field.name.replace('_', '-')}", str(value)]
@@ -26,17 +30,16 @@ def command(config):
 
 
 def start(config, devices=8, logs=None):
-    """The command in a process of its own; its output goes to a file, as an unread pipe would block it.
+    """Start a config in a process of its own; its output goes to a file, as an unread pipe would block it.
 
-    Of several processes, each compiles for itself: XLA's CPU programs lose the order of their collectives in the cache.
+    Several processes share no compiled programs: the cache loses the order of collectives on CPU.
     """
     env = os.environ | {"XLA_FLAGS": f"{QUICK} --xla_force_host_platform_device_count={devices}"}
     env |= {"JAX_ENABLE_COMPILATION_CACHE": str(config.processes == 1).lower()}
     output = (logs or config.runs) / f"{config.name}-{config.process_id}.out"
     with output.open("a") as out:
-        return subprocess.Popen(
-            command(config), cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT
-        ), output
+        streams = dict(stdout=out, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command(config), cwd=ROOT, env=env, **streams), output
 
 
 def wait_until(condition, process, output):

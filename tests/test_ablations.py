@@ -1,4 +1,4 @@
-"""What the paper compares ELF with: each variant is what it says, and goes all the way from training to scores."""
+"""The paper's ablations: each variant is what it says, and goes all the way from training to scores."""
 
 import dataclasses
 import shutil
@@ -36,7 +36,7 @@ def state(n=4, length=5, width=8):
 
 
 def test_adaln_zero_has_the_papers_size_and_begins_unconditioned():
-    """ELF-B grows from 105M to 148M; modulation starts at zero, so time and mode change nothing before training."""
+    """ELF-B grows from 105M to 148M; modulation starts at zero, so time and mode change nothing at first."""
 
     def count(kind):
         like = jax.eval_shape(
@@ -83,7 +83,7 @@ def learned():
 
 
 def gradient_of_learned(model, rows, decode, table=None):
-    """Of the loss with all rows in one branch; embeddings from the network's own table, or from a frozen one."""
+    """Compute the gradient with all rows in one branch, by the network's own table or by a frozen one."""
     n = len(rows.s)
     embedder = data.Embedder(Table(jnp.zeros((11, 8)) if table is None else table), jnp.zeros(8), jnp.ones(8))
     batch = embedder(rows, jnp.zeros(n, bool))
@@ -125,7 +125,7 @@ def test_a_learned_table_stays_of_unit_size(learned):
 
 
 def test_a_separate_decoder_learns_from_a_fifth_of_tokens_hidden_and_the_rest_noisy():
-    """Without noise, what it is given are zeros, or the embeddings times a level whose logit is normal around 0.5."""
+    """Without noise, its inputs are zeros, or embeddings times a level whose logit is normal around 0.5."""
     x = jax.random.normal(jax.random.key(0), (2, 400, 8))
     batch = losses.Batch(
         jnp.zeros((2, 400), jnp.int32), x, jnp.zeros((2, 400), bool), jnp.ones((2, 400), bool)

@@ -120,7 +120,7 @@ def test_bad_input_gets_one_line_and_a_failing_exit(flags, complaint, tmp_path, 
 
 
 def test_averages_are_never_longer_than_training():
-    """Presets use their decay. Shorter runs do not average their first weights; students do, which start well."""
+    """Presets use their decay. Shorter runs do not average their first weights; students do."""
     assert all(preset.ema_decay == preset.ema for preset in PRESETS.values())
     cut = dataclasses.replace(PRESETS["xsum"], steps=398)
     assert cut.ema_decay**cut.steps < 1e-4

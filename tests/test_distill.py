@@ -71,7 +71,7 @@ def token_losses(*args):
 
 
 def test_a_student_equal_to_its_teacher_has_nothing_to_learn_from_one_step(golden_model):
-    """Teacher and student alike, K = 1: the loss of denoised rows is zero, with and without self-conditioning."""
+    """With K = 1 and a student equal to its teacher, the loss of denoised rows is zero."""
     keys, n, length = jax.random.split(jax.random.key(0), 4), 8, 6
     width, vocab = golden_model.unembed.weight.shape
     x = jax.random.normal(keys[0], (n, length, width))
@@ -201,7 +201,7 @@ def test_an_interrupted_round_is_continued(distilled, tmp_path):
 
 
 def test_later_rounds_begin_where_earlier_ones_ended(distilled):
-    """Conditions for alone, the second round of 2 steps begins at the finished one of 4, and not at the teacher."""
+    """A round of 2 steps started by itself begins at the finished round of 4, not at the teacher."""
     args, directories = distilled
     (directory,) = distill.distill(dataclasses.replace(args, rounds=(2,), steps=2, num_samples=0))
     config, before = (checkpoints.read_config(d) for d in (directory, directories[0]))

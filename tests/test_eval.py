@@ -26,7 +26,7 @@ from runtime.mesh import make_mesh
 
 @pytest.fixture(scope="module")
 def finished(small, tmp_path_factory):
-    """A run that hardly learned anything: its texts are random words, where a few steps of learning would only bring EOS."""
+    """A run that learned hardly anything: its texts are random words; some learning would bring only EOS."""
     config = dataclasses.replace(
         small, runs=tmp_path_factory.mktemp("runs"), name="whole", learning_rate=1e-5
     )
@@ -92,7 +92,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path, monkeypatch, finished):
     [
         (["--num-samples", "0"], "must be at least 1"),
         (["--steps", "0"], "must be at least 1"),
-        (["--gamma", "-1"], "must be at least 0, which is the ODE"),
+        (["--gamma", "-1"], "--gamma -1.0: must be at least 0"),
         (["--w", "0"], "--w 0.0: must be above 0"),
         (["--out", "page.html"], r"--out page.html: give a name that ends in .jsonl"),
         (["--encoder", "t5-small"], "only for a released checkpoint"),
@@ -112,10 +112,7 @@ def test_no_run_at_all_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     "damage, complaint",
     [
-        (
-            lambda run: shutil.rmtree(run / "checkpoints" / "20" / "ema"),
-            "checkpoint 20 has no EMA weights",
-        ),
+        (lambda run: shutil.rmtree(run / "checkpoints" / "20" / "ema"), "checkpoint 20 has no EMA weights"),
         (
             lambda run: [f.write_bytes(f.read_bytes()[:9]) for f in run.glob("checkpoints/20/ema/**/d/*")],
             "20 cannot be read",
@@ -200,7 +197,9 @@ def test_runs_are_compared_in_a_table_and_a_plot(finished, tmp_path, monkeypatch
 def test_a_figure_is_drawn_and_its_numbers_are_written(finished, tmp_path, monkeypatch, capsys):
     config, _ = finished
     sweep, scales = figures.SWEEPS["guidance"], {"w 1", "w 2"}
-    curves = {kind: {k: v for k, v in samplers.items() if k in scales} for kind, samplers in sweep.curves.items()}
+    curves = {
+        kind: {k: v for k, v in samplers.items() if k in scales} for kind, samplers in sweep.curves.items()
+    }
     monkeypatch.setitem(figures.SWEEPS, "guidance", sweep._replace(curves=curves))
     run(
         monkeypatch,
@@ -251,7 +250,7 @@ def judge(tmp_path_factory):
 
 
 def test_perplexity_and_entropy_equal_a_slow_computation(judge):
-    """Token by token in NumPy: every token but the first, and the EOS that ends a text, unless there is no room for it."""
+    """In NumPy, token by token: all but the first, and the EOS that ends a text if there is room for it."""
     rng, mesh = np.random.default_rng(0), make_mesh("1", 0)
     texts = [" ".join(f"word{rng.integers(80)}" for _ in range(n)) for n in (1, 5, 30, 63, 64, 90)] + [""]
     scores, each = judges.gpt2_judge(str(judge), mesh).judge(texts)
@@ -309,7 +308,7 @@ def test_nothing_to_judge_and_missing_judges_are_refused(judge, tmp_path, finish
 
 
 def save_words(n, directory):
-    """A tokenizer of n tokens, 11 of them special, where an encoder would be; samples without a source need no encoder."""
+    """Save a tokenizer of n tokens, 11 of them special; samples without a source need no encoder."""
     rows.word_tokenizer([f"word{i}" for i in range(n - 11)]).save_pretrained(directory)
     return directory
 

@@ -86,7 +86,7 @@ def mixed(golden):
 
 
 def test_a_mixed_batch_is_its_branches_put_together(golden_model, mixed):
-    """Slots save work but change nothing: every row's loss equals what it costs with all rows in all slots."""
+    """Slots only save work: every row's loss equals its loss with all rows in all slots."""
     batch, draws, where, scales = mixed
     together, replicated, small_groups = (
         token_losses(golden_model, batch, draws, slots=slots, **scales)
@@ -108,7 +108,7 @@ def test_positions_that_do_not_count_change_neither_loss_nor_gradient(golden_mod
 
 
 def test_the_guided_target_carries_no_gradient(golden_model, mixed):
-    """With w = 1 the guided target is the plain one, so neither pass behind it may leave a trace in the gradient."""
+    """With w = 1 the guided target is the plain one: the passes behind it leave no trace in the gradient."""
     batch, draws, where, scales = mixed
     plain = draws._replace(w=jnp.ones(8))
 

@@ -87,8 +87,10 @@ def start_pair(config):
 
 
 def test_two_processes_train_as_one(finished, tmp_path):
-    """They resume what one device began, and sample. A SIGTERM to one of them stops both after the same step, with a
-    checkpoint from which one device can end the run."""
+    """They resume what one device began, and sample; a SIGTERM to one stops both after the same step.
+
+    One device can end the run from the checkpoint.
+    """
     config = stopped_at_9(finished[0], tmp_path, name="whole", save_every=50, sample_every=10, mesh="8")
     (first, output), (other, _) = start_pair(config)
     wait_until(lambda: logged_step(config) >= 11, first, output)

@@ -14,7 +14,7 @@ from runtime import optimizers
 
 
 def test_three_muon_steps_match_the_released_ones(golden, golden_model):
-    """Every weight, stacked as it is really stored, is routed and scaled as the released optimizer does; the clip acts too."""
+    """Every weight, stacked as stored, is routed and scaled as by the released optimizer, after the clip."""
     g = golden("muon")
     config = dataclasses.replace(preset("elf-b", None), learning_rate=float(g["lr"]), warmup_steps=0)
     optimizer = train.optimizer_of(config)
@@ -36,7 +36,7 @@ def test_muon_takes_exactly_the_matrices(golden_model):
 
 
 def test_wide_matrices_are_made_orthogonal_alike(monkeypatch):
-    """The short way for the matrix of a vocabulary gives what the rounds written out give, also for small singular values."""
+    """The short way for a wide matrix equals the rounds written out, also for small singular values."""
     x = jax.random.normal(jax.random.key(0), (24, 400)) * jnp.logspace(-4, 0, 24)[:, None]
     short = optimizers.orthogonal(x)
     monkeypatch.setattr(optimizers, "WIDE", 10**9)

@@ -1,4 +1,4 @@
-"""Pages as a browser shows them. Needs Chromium (apt-get install chromium); without it, these tests are left out."""
+"""Pages as a browser shows them. Without Chromium (apt-get install chromium), these tests are left out."""
 
 import re
 import shutil

@@ -28,7 +28,7 @@ def found(four):
 
 
 def test_layers_in_a_loop_are_counted_as_often_as_they_run(found, four):
-    """Counted by the difference of two builds, a step does the operations that it does with all its layers written out."""
+    """Counted by the difference of two builds, a step has the operations of one with its layers unrolled."""
     _, unrolled = preflight.compiled(preflight.Plan(four, train.build).step(unroll_layers=4))
     assert_allclose(found["kernel_flops"], unrolled["kernel flops"])
     # Except for the second layer of the encoder, which is still in a loop here.
@@ -65,8 +65,8 @@ def test_collectives_and_kernels_are_read_from_the_program():
 %body (p: f32[8]) -> f32[8] {{
   %gather = f32[1024]{{0}} all-gather(%p), dimensions={{0}}
   %sums = (f32[4]{{0}}, f32[12]{{0}}) all-reduce(%p, %q), to_apply=%sum
-  %splash_mha_fwd.2 = bf16[8,12,1152,64]{{3,2,1,0}} custom-call(%q, %k), custom_call_target="tpu_custom_call", \
-operand_layout_constraints={{{operands}}}, metadata={{}}
+  %splash_mha_fwd.2 = bf16[8,12,1152,64]{{3,2,1,0}} custom-call(%q, %k), \
+custom_call_target="tpu_custom_call", operand_layout_constraints={{{operands}}}, metadata={{}}
 }}
 ENTRY %main (p: f32[8]) -> f32[8] {{
   %start = (bf16[8]{{0}}, bf16[64]{{0}}) all-gather-start(%loop), dimensions={{0}}
@@ -88,4 +88,4 @@ def test_an_unknown_tpu_is_refused_with_the_known_ones(name):
 
 def test_a_mesh_that_leaves_chips_idle_is_refused():
     with pytest.raises(UserError, match=r"--mesh 2 needs 2 devices and there are 4 \(tpu\): use --mesh 4"):
-        preflight.preflight_step(dataclasses.replace(FOUR, mesh="2"))
+        preflight.inspect(preflight.Plan(dataclasses.replace(FOUR, mesh="2"), train.build))
