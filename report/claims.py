@@ -12,13 +12,16 @@ results/RESULTS.md, between two marker lines, and the pictures of claims into re
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,40 +73,53 @@ class Arm(NamedTuple):
     sampler: Sampler
 
 
-Orders = dict[str, list[tuple[str, ...]]]  # by score: labels of two arms, of which the first should have more
+Pairs = list[tuple[str, str]]  # labels of two arms, of which the first should have more
 
 
 class Claim(NamedTuple):
     arms: list[Arm]
-    orders: Orders
+    orders: dict[str, Pairs]
+    """Pairs of arms to compare, by score."""
     as_good: bool = False
     """Whether the first of two arms may have fewer valid texts, by up to MARGIN."""
 
 
-def trained(labels: str, sampler: Sampler) -> list[Arm]:
-    """Make arms of different variants from `variant; label=variant; …`."""
-    pairs = [label.partition("=") for label in labels.split("; ")]
-    return [Arm(label, variant or label, sampler) for label, _, variant in pairs]
+def pairs_of(chains: str) -> Pairs:
+    """Read chains such as `a < b=variant > c, d; …`: arms are labels, and variants where they differ."""
+    pairs = []
+    for chain in re.sub(r"=[\w-]+", "", chains).split("; "):
+        words = re.split(" ([<>]) ", chain)
+        for left, sign, right in zip(words[:-1:2], words[1::2], words[2::2], strict=True):
+            more, less = (left, right) if sign == ">" else (right, left)
+            pairs += product(more.split(", "), less.split(", "))
+    return pairs
 
 
-def sampled(samplers: dict[str, Sampler], variant: str = "base") -> list[Arm]:
-    return [Arm(label, variant, sampler) for label, sampler in samplers.items()]
+def trained(sampler: Sampler, chains: str, *others: tuple[str, str], as_good: bool = False) -> Claim:
+    """Compare variants by valid texts, and by other scores with chains of their own."""
+    orders, variants = {VALID_TEXTS: chains, **dict(others)}, {}
+    for word in re.split("; | [<>] |, ", "; ".join(orders.values())):
+        label, _, variant = word.partition("=")
+        variants.setdefault(label, variant or label)
+    arms = [Arm(label, variant, sampler) for label, variant in variants.items()]
+    return Claim(arms, {score: pairs_of(own) for score, own in orders.items()}, as_good)
 
 
-def more(orders: str, *scores: str) -> Orders:
-    """Make orders from `first > second; …` for each score, valid texts by default."""
-    return {score: [tuple(o.split(" > ")) for o in orders.split("; ")] for score in scores or [VALID_TEXTS]}
+def sampled(samplers: dict[str, Sampler], chains: str, *scores: str, variant: str = "base") -> Claim:
+    """Compare samplers of one variant by some scores."""
+    arms = [Arm(label, variant, sampler) for label, sampler in samplers.items()]
+    return Claim(arms, {score: pairs_of(chains) for score in scores})
 
 
-def at_steps(compared: list[Arm], steps: Sequence[int] = (4, 8, 16)) -> Claim:
-    """Claim that the first of two arms is better at every number of steps."""
-    arms = [
-        arm._replace(label=f"{arm.label}, {n} step{'s' * (n > 1)}", sampler=replace(arm.sampler, steps=n))
-        for n in steps
-        for arm in compared
-    ]
-    labels = [arm.label for arm in arms]
-    return Claim(arms, {VALID_TEXTS: list(zip(labels[::2], labels[1::2], strict=True))})
+def at_steps(first: Arm, second: Arm, steps: Sequence[int] = (4, 8, 16)) -> Claim:
+    """Compare two arms at every number of steps."""
+    arms, pairs = [], []
+    for n in steps:
+        many = f"{n} step{'s' * (n > 1)}"
+        pair = [Arm(f"{a.label}, {many}", a.variant, replace(a.sampler, steps=n)) for a in (first, second)]
+        arms += pair
+        pairs.append((pair[0].label, pair[1].label))
+    return Claim(arms, {VALID_TEXTS: pairs})
 
 
 PARAMETERS, ENCODER = "parameters", "encoder"
@@ -132,48 +148,29 @@ SAYS = {
     "distillation": "App. B: After distillation, texts of 1 to 8 steps are better",
 }
 BOTH = (EXACT_PERPLEXITY, NET_ENTROPY)
+FEWER_PARAMETERS = (PARAMETERS, "adaln-zero > control tokens")
+FEW_VALID = (VALID_SENTENCES, "gaussian > learned")  # as both have hardly any valid text
+GAMMAS = vary("gamma", (0.0, 1.0, 2.0), SDE)
+GAMMAS_RELEASED = GAMMAS | vary("gamma", (1.0, 2.0), RELEASED)
+DISTILLED = Arm("distilled", "distilled", STUDENT)
 CLAIMS = {
-    "guidance": Claim(sampled(vary("w", (0.5, 1.0, 2.0, 3.0), ODE)), more("w 0.5 > w 3", *BOTH)),
-    "embeddings": Claim(
-        trained("encoder=base; table; gaussian; learned", ODE),
-        more("encoder > table; encoder > gaussian; table > gaussian")
-        | more("gaussian > learned", VALID_SENTENCES),  # as both have hardly any valid text
-    ),
-    "decoder": Claim(trained("shared=base; separate", ODE), more("shared > separate"), as_good=True),
-    "samplers": at_steps([Arm("SDE", "base", SDE), Arm("ODE", "base", ODE)]),
-    "samplers-as-released": at_steps([Arm("SDE", "base", RELEASED), Arm("ODE", "base", ODE)]),
-    "sizes": Claim(trained("tiny; desk=base; desk-m", SDE), more("desk > tiny; desk-m > desk")),
-    "predictions": Claim(
-        trained("x-128; v-128; eps-128; x-256; v-256; eps-256", ODE),
-        more("x-128 > eps-128; v-128 > eps-128; x-256 > v-256; v-256 > eps-256"),
-    ),
-    "predictions-shared": Claim(trained("x=base; v=v-shared", ODE), more("x > v")),
-    "bottleneck": Claim(
-        trained("bottleneck-8; bottleneck-32; as wide as embeddings=base", SDE),
-        more("bottleneck-32 > bottleneck-8; bottleneck-32 > as wide as embeddings"),
-    ),
-    "mode": Claim(
-        trained("decode-0.05; decode-0.2=base; decode-0.5; decode-0.8", SDE),
-        more("decode-0.2 > decode-0.05; decode-0.2 > decode-0.5; decode-0.2 > decode-0.8"),
-    ),
-    "conditioning": Claim(
-        trained("control tokens=base; adaln-zero", SDE),
-        more("control tokens > adaln-zero") | more("adaln-zero > control tokens", PARAMETERS),
-        as_good=True,
-    ),
-    "optimizers": Claim(
-        trained("muon=base; adamw-0.001; adamw-0.003; adamw-0.01", SDE),
-        more("muon > adamw-0.001; muon > adamw-0.003; muon > adamw-0.01"),
-    ),
-    "schedules": at_steps([Arm("logit-normal", "base", ODE), Arm("uniform", "base", UNIFORM)]),
-    "gamma": Claim(sampled(vary("gamma", (0.0, 1.0, 2.0), SDE)), more("γ 0 > γ 2", *BOTH)),
-    "gamma-as-released": Claim(
-        sampled(vary("gamma", (0.0,), SDE) | vary("gamma", (1.0, 2.0), RELEASED)), more("γ 0 > γ 2", *BOTH)
-    ),
-    "cfg": Claim(
-        sampled(vary("cfg", (1.0, 2.0, 4.0), ODE), "translate"), more("cfg 2 > cfg 1; cfg 2 > cfg 4", "BLEU")
-    ),
-    "distillation": at_steps(trained("distilled; base", STUDENT), (1, 2, 4, 8)),
+    "guidance": sampled(vary("w", (0.5, 1.0, 2.0, 3.0), ODE), "w 0.5 > w 3", *BOTH),
+    "embeddings": trained(ODE, "encoder=base > table, gaussian; table > gaussian", FEW_VALID),
+    "decoder": trained(ODE, "shared=base > separate", as_good=True),
+    "samplers": at_steps(Arm("SDE", "base", SDE), Arm("ODE", "base", ODE)),
+    "samplers-as-released": at_steps(Arm("SDE", "base", RELEASED), Arm("ODE", "base", ODE)),
+    "sizes": trained(SDE, "tiny < desk=base < desk-m"),
+    "predictions": trained(ODE, "x-128, v-128 > eps-128; x-256 > v-256 > eps-256"),
+    "predictions-shared": trained(ODE, "x=base > v=v-shared"),
+    "bottleneck": trained(SDE, "bottleneck-8 < bottleneck-32 > as wide as embeddings=base"),
+    "mode": trained(SDE, "decode-0.05 < decode-0.2=base > decode-0.5, decode-0.8"),
+    "conditioning": trained(SDE, "control tokens=base > adaln-zero", FEWER_PARAMETERS, as_good=True),
+    "optimizers": trained(SDE, "muon=base > adamw-0.001, adamw-0.003, adamw-0.01"),
+    "schedules": at_steps(Arm("logit-normal", "base", ODE), Arm("uniform", "base", UNIFORM)),
+    "gamma": sampled(GAMMAS, "γ 0 > γ 2", *BOTH),
+    "gamma-as-released": sampled(GAMMAS_RELEASED, "γ 0 > γ 2", *BOTH),
+    "cfg": sampled(vary("cfg", (1.0, 2.0, 4.0), ODE), "cfg 1 < cfg 2 > cfg 4", "BLEU", variant="translate"),
+    "distillation": at_steps(DISTILLED, Arm("base", "base", STUDENT), (1, 2, 4, 8)),
 }
 ARMS = [arm for claim in CLAIMS.values() for arm in claim.arms]
 
@@ -244,14 +241,13 @@ def do_run(variant: str, seed: int):
     about |= {ENCODER: json.loads(encoder.read_text())["encoder"]}
     for sampler in missing(variant, seed, read_kept()):
         scores = measure(bench, sampler, seed).scores
-        scores = {name: metrics.mean_of(score) for name, score in scores.items()}
-        keep(key_of(variant, seed, sampler), scores | about)
+        means = {name: metrics.mean_of(score) for name, score in scores.items()}
+        keep(key_of(variant, seed, sampler), means | about)
 
 
 def my_cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count()))
+    can_pin = hasattr(os, "sched_getaffinity")
+    return sorted(os.sched_getaffinity(0)) if can_pin else list(range(os.cpu_count()))
 
 
 def run_all(todo: Sequence[tuple[str, int]], jobs: int) -> list[str]:
@@ -259,40 +255,39 @@ def run_all(todo: Sequence[tuple[str, int]], jobs: int) -> list[str]:
 
     When this process is stopped, it stops the others and waits, as they save first.
     """
-    cores, children, stopping, failed = my_cores(), {}, threading.Event(), []
+    cores, children, stopping = my_cores(), {}, threading.Event()
     shares = [cores[i::jobs] for i in range(jobs)]
 
     def pin():
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, shares.pop())  # of this thread, and so of its processes
 
-    def run(variant: str, seed: int):
-        log = PLACE / f"{variant}-{seed}.log"
-        command = [sys.executable, "eval.py", "claims", "--run", variant, str(seed)]
+    def run(job: tuple[str, int]) -> str | None:
+        name = "{}-{}".format(*job)
+        log = PLACE / f"{name}.log"
+        command = [sys.executable, "eval.py", "claims", "--run", *map(str, job)]
         env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(PLACE / "compiled")}
         with log.open("a") as out:
             child = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
-        children[log.stem] = child
+        children[name] = child
         if stopping.is_set():
             child.terminate()
         bar.set_postfix_str(", ".join(children))
-        if child.wait():
-            failed.append(str(log))
-        del children[log.stem]
+        failed = child.wait()
+        del children[name]
         bar.update()
+        return str(log) if failed else None
 
     pool = ThreadPoolExecutor(jobs, initializer=pin)
     with tqdm(total=len(todo), desc="claims", unit="run") as bar:
         try:
-            for future in [pool.submit(run, *job) for job in todo]:
-                future.result()
+            return [log for log in pool.map(run, todo) if log]
         finally:
             stopping.set()
             for name, child in list(children.items()):
                 tqdm.write(f"stopping {name}, which saves first")
                 child.terminate()
             pool.shutdown(cancel_futures=True)
-    return failed
 
 
 def study(names: Sequence[str], seeds: tuple[int, ...], jobs: int) -> list[str]:
@@ -305,18 +300,18 @@ def study(names: Sequence[str], seeds: tuple[int, ...], jobs: int) -> list[str]:
     every = dict.fromkeys((arm.variant, s) for s in seeds or SEEDS for claim in claims for arm in claim.arms)
     todo = [job for job in every if missing(*job, kept)]
     second = [job for job in todo if job[0] in AFTER_BASE]
-    first = dict.fromkeys([job for job in todo if job not in second] + [("base", seed) for _, seed in second])
+    first = list(dict.fromkeys([job for job in todo if job not in second] + [("base", s) for _, s in second]))
     PLACE.mkdir(parents=True, exist_ok=True)
-    print(f"{len(first) + len(second)} runs to make; their output is in {PLACE}/VARIANT-SEED.log")
-    return run_all(list(first), jobs) + run_all(second, jobs)
+    print(f"{len(first + second)} runs to make; their output is in {PLACE}/VARIANT-SEED.log")
+    return run_all(first, jobs) + run_all(second, jobs)
 
 
 # The report
 
 MARGIN = 0.05  # of valid texts, by which the first of two that are as good may be worse
 LEVEL = 0.05  # of significance
+SETTINGS = {"steps": "{} steps", "w": "w {:g}", "gamma": "γ {:g}"}
 HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold at this scale", "inconclusive", "not yet run"
-SHARES = (VALID_TEXTS, VALID_SENTENCES, DISTINCT, "exact matches")
 
 
 def scores_of(claim: Claim, kept: Kept) -> dict[str, dict[int, dict[str, Any]]]:
@@ -337,10 +332,8 @@ class Difference(NamedTuple):
     score: str
     pair: str
     by_seed: dict[int, float]
+    text: str
     verdict: str
-
-    def text(self) -> str:
-        return shown(self.score, [*self.by_seed.values()], unit=" points", sign="+")
 
 
 def differences(claim: Claim, kept: Kept) -> list[Difference]:
@@ -352,9 +345,10 @@ def differences(claim: Claim, kept: Kept) -> list[Difference]:
         more, less = (by_arm[label] for label in pair)
         same = [seed for seed in more if seed in less and more[seed][ENCODER] == less[seed][ENCODER]]
         by_seed = {seed: more[seed][score] - less[seed][score] for seed in same}
+        values = [*by_seed.values()]
         least = -MARGIN if claim.as_good and score == VALID_TEXTS else 0.0
-        result = judge([*by_seed.values()], least, by_chance)
-        found.append(Difference(score, " − ".join(pair), by_seed, result))
+        text = shown(score, values, " points", "+")
+        found.append(Difference(score, " − ".join(pair), by_seed, text, judge(values, least, by_chance)))
     return found
 
 
@@ -381,9 +375,9 @@ def shown(name: str, values: list[float], unit: str = "%", sign: str = "") -> st
     mean, error = metrics.mean_and_error(values)
     if name == PARAMETERS:
         return f"{mean:,.0f}"
-    scale, digits, unit = (100, 1, unit) if name in SHARES else (1, 4 if name == NET_ENTROPY else 3, "")
+    scale, digits = (100, 1) if metrics.is_share(name) else (1, 4 if name == NET_ENTROPY else 3)
     spread = f" ± {scale * error:.{digits}f}" if len(values) > 1 else ""
-    return f"{scale * mean:{sign}.{digits}f}{spread}{unit}"
+    return f"{scale * mean:{sign}.{digits}f}{spread}{unit if metrics.is_share(name) else ''}"
 
 
 def picture(name: str, kept: Kept, file: Path):
@@ -391,20 +385,19 @@ def picture(name: str, kept: Kept, file: Path):
     claim, panels = CLAIMS[name], []
     arms = scores_of(claim, kept)
     for score in claim.orders:
-        means, by_seed = [], {}
+        means, by_seed = [], defaultdict(list)
         for y, scores in enumerate(arms.values()):
             for seed, own in scores.items():
-                by_seed.setdefault(seed, []).append(Point(own[score], y))
+                by_seed[seed].append(Point(own[score], y))
             if scores:
                 mean, error = metrics.mean_and_error([own[score] for own in scores.values()])
                 means.append(Point(mean, y, error=error))
-        grey, percent = [*by_seed.values()], score in SHARES
-        panels.append(Panel("", score, "", {"": means}, grey=grey, rows=[*arms], percent=percent))
+        panels.append(Panel("", score, "", {"": means}, grey=[*by_seed.values()], rows=[*arms]))
     size = (4 + 1.6 / len(panels), 1.1 + 0.3 * len(arms))
     plot(file, f"{name}: {verdict(claim, kept)}", panels, size)
 
 
-def tables_of(claim: Claim, kept: Kept) -> list[str]:
+def tables_of(claim: Claim, kept: Kept) -> str:
     """Format the scores of all arms, with more than those that decide, and the differences."""
     by_arm, names = scores_of(claim, kept), ["BLEU", "exact matches"]
     if "BLEU" not in claim.orders:
@@ -416,29 +409,13 @@ def tables_of(claim: Claim, kept: Kept) -> list[str]:
     for label, scores in by_arm.items():
         cells = [shown(name, [own[name] for own in scores.values()]) for name in names]
         rows.append([label, *cells, listed(scores)])
-    pairs = [[d.pair, d.score, d.text(), d.verdict] for d in differences(claim, kept)]
+    pairs = [[d.pair, d.score, d.text, d.verdict] for d in differences(claim, kept)]
     heads = ["difference", "of", "mean ± standard error", ""]
-    return [markdown_table(["", *names, "seeds"], rows, {0}), "", markdown_table(heads, pairs, {0, 1, 3})]
+    return f"{markdown_table(['', *names, 'seeds'], rows, {0})}\n\n{markdown_table(heads, pairs, {0, 1, 3})}"
 
 
 def listed(seeds: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(seeds))) or "none"
-
-
-def summary(name: str, kept: Kept) -> list[str]:
-    """Format a claim as a row: its differences, their seeds and the verdict."""
-    where, says = SAYS[name].split(": ", 1)
-    claim, found = CLAIMS[name], differences(CLAIMS[name], kept)
-    texts = [f"{d.pair}: {d.text()}" + f" ({d.score})" * (d.score != VALID_TEXTS) for d in found]
-    seeds = listed(set.intersection(*(set(d.by_seed) for d in found)))
-    return [f"[{says}](#{name})", where, "<br>".join(texts), seeds, verdict(claim, kept)]
-
-
-def common_settings(arms: list[Arm]) -> str:
-    """List the sampler settings that all arms share."""
-    words = dict(steps="{} steps", w="w {:g}", gamma="γ {:g}")
-    values = {field: {getattr(arm.sampler, field) for arm in arms} for field in words}
-    return ", ".join(words[field].format(*own) for field, own in values.items() if len(own) == 1)
 
 
 RECIPE = f"""\
@@ -458,17 +435,23 @@ In the pictures, means with standard errors are blue, and each seed is a grey li
 
 def report(kept: Kept) -> str:
     """Format the introduction, a summary of all claims, and a section for each."""
-    heads = ["claim", "in the paper", "differences, of valid texts unless noted", "seeds", "verdict"]
-    lines = [RECIPE, "", markdown_table(heads, [summary(name, kept) for name in CLAIMS], {0, 1, 2, 4})]
+    rows, sections = [], []
     for name, claim in CLAIMS.items():
         where, says = SAYS[name].split(": ", 1)
+        found, result = differences(claim, kept), verdict(claim, kept)
+        texts = [f"{d.pair}: {d.text}" + f" ({d.score})" * (d.score != VALID_TEXTS) for d in found]
+        compared = set.intersection(*(set(d.by_seed) for d in found))
+        rows.append([f"[{says}](#{name})", where, "<br>".join(texts), listed(compared), result])
         seeds = set().union(*scores_of(claim, kept).values())
-        lines += ["", f"### {name}", "", f"{says} ({where}): **{verdict(claim, kept)}**.", ""]
-        lines += [*tables_of(claim, kept), ""] + [f"![{says}](images/claim-{name}.png)", ""] * bool(seeds)
-        seed, how = min(seeds, default=SEEDS[0]), f"sampled with {common_settings(claim.arms)}"
-        lines += [f"`python eval.py claims --only {name}`, {how}. Runs of seed {seed}:", ""]
-        lines += [f"- `{command_of(v, seed)}`" for v in dict.fromkeys(arm.variant for arm in claim.arms)]
-    return "\n".join(lines)
+        shared = {field: {getattr(arm.sampler, field) for arm in claim.arms} for field in SETTINGS}
+        how = ", ".join(SETTINGS[field].format(*own) for field, own in shared.items() if len(own) == 1)
+        seed = min(seeds, default=SEEDS[0])
+        sections += [f"\n### {name}\n\n{says} ({where}): **{result}**.\n\n{tables_of(claim, kept)}\n"]
+        sections += [f"![{says}](images/claim-{name}.png)\n"] * bool(seeds)
+        sections += [f"`python eval.py claims --only {name}`, sampled with {how}. Runs of seed {seed}:\n"]
+        sections += [f"- `{command_of(v, seed)}`" for v in dict.fromkeys(arm.variant for arm in claim.arms)]
+    heads = ["claim", "in the paper", "differences, of valid texts unless noted", "seeds", "verdict"]
+    return "\n".join([RECIPE, "", markdown_table(heads, rows, {0, 1, 2, 4}), *sections])
 
 
 def write_report():
@@ -506,10 +489,9 @@ class Claims:
         for flag, names, known in (("only", self.only, CLAIMS), ("run", (self.run or ())[:1], VARIANTS)):
             if unknown := " ".join(sorted(set(names) - known.keys())):
                 raise UserError(f"--{flag} {unknown}: unknown; known are {', '.join(known)}")
-        if not 1 <= self.jobs <= len(my_cores()):
-            raise UserError(
-                f"--jobs {self.jobs}: must be between 1 and {len(my_cores())}, the number of cores"
-            )
+        cores = len(my_cores())
+        if not 1 <= self.jobs <= cores:
+            raise UserError(f"--jobs {self.jobs}: must be between 1 and {cores}, the number of cores")
         if min(self.seeds, default=0) < 0:
             raise UserError(f"--seeds {min(self.seeds)}: must be at least 0")
         os.chdir(Path(__file__).parents[1])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from config import Sampler
 from report import paper, tables
-from report.metrics import ENTROPY, mean_of
+from report.metrics import ENTROPY, is_share, mean_of
 from report.tables import Table, check_judges, notes_of, number
 from report.texts import Bench, over_seeds
 from runtime.checkpoints import read_metrics
@@ -38,8 +38,6 @@ class Panel(NamedTuple):
     """Curves in the background."""
     rows: Sequence[str] = ()
     """Names of y = 0, 1, 2, … from the top."""
-    percent: bool = False
-    """Whether x is a share."""
 
 
 def plot(file: Path, title: str, panels: Sequence[Panel], size: tuple[float, float] = (4.2, 3.6)):
@@ -65,9 +63,7 @@ def draw(axis, panel: Panel):
     for points in panel.grey:
         axis.plot([p.x for p in points], [p.y for p in points], ".-", color="0.75", lw=0.8, zorder=0)
     for name, points in panel.curves.items():
-        points = [
-            p for p in points if math.isfinite(p.x + p.y)
-        ]  # Where no text is valid, there is no perplexity.
+        points = [p for p in points if math.isfinite(p.x + p.y)]  # no valid text, no perplexity
         errors = [p.error for p in points if p.error is not None]
         style = "o" if errors else "-" if len(points) > 50 else "o-"
         x, y = [p.x for p in points], [p.y for p in points]
@@ -103,8 +99,8 @@ def scale(axis, panel: Panel):
         return axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlim(widened(*axis.get_xlim()))
     axis.locator_params(axis="x", nbins=6)
-    if panel.percent or any(p.x > 1e5 for p in points):
-        axis.xaxis.set_major_formatter(PercentFormatter(1) if panel.percent else EngFormatter())
+    if is_share(panel.x) or any(p.x > 1e5 for p in points):
+        axis.xaxis.set_major_formatter(PercentFormatter(1) if is_share(panel.x) else EngFormatter())
 
 
 def widened(low: float, high: float) -> tuple[float, float]:
@@ -123,12 +119,11 @@ def plot_losses(run: Path):
     validated = {key.partition("validation_")[2] for line in lines for key in line} - {"", "loss", *LOSSES}
     names = [name for name in [*LOSSES, *sorted(validated)] if any(line.get(name) for line in lines)]
     for name in names or ["loss"]:
-        keys = {"training": name, "held out, EMA weights": f"validation_{name}"}
-        curves = {
-            k: [Point(line["step"], line[key]) for line in lines if key in line] for k, key in keys.items()
-        }
-        shown = {label: points for label, points in curves.items() if points}
-        panels.append(Panel(LOSSES.get(name, name), "step", "", shown, log="y"))
+        curves = {}
+        for label, key in (("training", name), ("held out, EMA weights", f"validation_{name}")):
+            if points := [Point(line["step"], line[key]) for line in lines if key in line]:
+                curves[label] = points
+        panels.append(Panel(LOSSES.get(name, name), "step", "", curves, log="y"))
     plot(run / "loss.png", "", panels, size=(4.5, 3.2))
 
 
@@ -186,15 +181,12 @@ _, BLEU, _, _, (ROUGE_L, _) = paper.DOWNSTREAM["ELF-B"]
 DE_EN = {"elf-b, De-En (Table 1)": [Point(paper.DOWNSTREAM_CFG, BLEU)]}
 XSUM = {"elf-b, XSum (Table 1)": [Point(paper.DOWNSTREAM_CFG, ROUGE_L)]}
 DISTILLED = {
-    m: [Point(n, row[i][0]) for n, row in paper.FEW_STEP.items()]
-    for i, m in enumerate(paper.FEW_STEP_METHODS)
+    name: [Point(n, row[i][0]) for n, row in paper.FEW_STEP.items()]
+    for i, name in enumerate(paper.FEW_STEP_METHODS)
 }
-FRONTIER = {
-    "ELF-B, w 3 (Table 9)": [
-        Point(h, ppl, f"{s.steps} steps") for s, ((ppl, _), (h, _)) in paper.SYSTEM.items()
-    ],
-    "ELF + PD (Table 4)": [Point(h, ppl, f"{n} steps") for n, (*_, (ppl, h)) in paper.FEW_STEP.items()],
-}
+BEST_OF_9 = [Point(h, ppl, f"{s.steps} steps") for s, ((ppl, _), (h, _)) in paper.SYSTEM.items()]
+ELF_OF_4 = [Point(h, ppl, f"{n} steps") for n, (*_, (ppl, h)) in paper.FEW_STEP.items()]
+FRONTIER = {"ELF-B, w 3 (Table 9)": BEST_OF_9, "ELF + PD (Table 4)": ELF_OF_4}
 CFG = "Guidance by the source (Figure 17), 64 steps, w 1"
 SWEEPS = {
     "guidance": Sweep("Guidance scale (Figures 4 and 6), 64 steps", BY_SCALE, SIZES),
@@ -211,34 +203,33 @@ SWEEPS = {
 def paper_figure(name: str, benches: Sequence[Bench], seeds: Sequence[int]) -> Figure:
     """Measure runs for a figure of the paper; perplexity of valid texts has their share beside it."""
     is_summary = any(Path(bench.trained.config.data).name.startswith(SUMMARIES) for bench in benches)
-    title, samplers, theirs, x_name, y_name = SWEEPS[
-        "cfg of summaries" if name == "cfg" and is_summary else name
-    ]
-    check_judges(benches, answers=x_name == "cfg")
+    sweep = SWEEPS["cfg of summaries" if name == "cfg" and is_summary else name]
+    check_judges(benches, answers=sweep.x == "cfg")
+    theirs = sweep.paper
     if name == "guidance":
         sizes = {bench.trained.config.model for bench in benches} & paper.SIZES.keys() or {"elf-b"}
         theirs = {label: points for label, points in theirs.items() if label.split(",")[0] in sizes}
-    heads = [y_name] + ["valid"] * ("valid" in benches[0].judge.shown)
+    heads = [sweep.y] + ["valid"] * ("valid" in benches[0].judge.shown)
     curves, rows, scores = {head: {} for head in heads}, [], {}
-    for bench, curve in product(benches, samplers):
+    for bench, (curve, samplers) in product(benches, sweep.curves.items()):
         run = bench.trained.name
-        label = run if len(samplers) == 1 else curve if len(benches) == 1 else f"{run}, {curve}"
-        measured = {at: over_seeds(bench, sampler, seeds) for at, sampler in samplers[curve].items()}
-        for at, scores in measured.items():
+        label = run if len(sweep.curves) == 1 else curve if len(benches) == 1 else f"{run}, {curve}"
+        for points in curves.values():
+            points[label] = []
+        for at, sampler in samplers.items():
+            scores = over_seeds(bench, sampler, seeds)
             rows.append([run, curve, at, *map(number, scores, scores.values())])
-        if x_name == "entropy":
-            x = [(mean_of(scores[ENTROPY]), at) for at, scores in measured.items()]
-        else:
-            x = [(getattr(sampler, x_name), "") for sampler in samplers[curve].values()]
-        for head in heads:
-            y = [mean_of(scores[bench.judge.shown[head]]) for scores in measured.values()]
-            curves[head][label] = [Point(x, y, at) for (x, at), y in zip(x, y, strict=True)]
+            x = mean_of(scores[ENTROPY]) if sweep.x == "entropy" else getattr(sampler, sweep.x)
+            for head in heads:
+                y = mean_of(scores[bench.judge.shown[head]])
+                curves[head][label].append(Point(x, y, at if sweep.x == "entropy" else ""))
     labels = {"PPL": "perplexity", "valid": "share of valid texts", "cfg": "guidance scale"}
-    panels = [("here" if theirs else "", head, curves[head]) for head in heads]
-    panels += [("the paper", y_name, theirs)] if theirs else []
-    x_label, log = labels.get(x_name, x_name), "x" * (x_name == "steps")
-    table = Table(title, ["run", "curve", "at", *scores], rows, notes_of(benches, seeds))
-    return Figure([Panel(who, x_label, labels.get(y, y), points, log) for who, y, points in panels], table)
+    shown = [("here" if theirs else "", head, curves[head]) for head in heads]
+    shown += [("the paper", sweep.y, theirs)] if theirs else []
+    x, log = labels.get(sweep.x, sweep.x), "x" * (sweep.x == "steps")
+    panels = [Panel(who, x, labels.get(y, y), points, log) for who, y, points in shown]
+    table = Table(sweep.title, ["run", "curve", "at", *scores], rows, notes_of(benches, seeds))
+    return Figure(panels, table)
 
 
 FIGURES = {name: partial(paper_figure, name) for name in SWEEPS if name != "cfg of summaries"}

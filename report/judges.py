@@ -129,10 +129,8 @@ def some_texts(corpus: Corpus | None, texts: list[str], n: int = 3) -> str:
 
 def gpt2_judge(name: str, mesh: Mesh) -> Judge:
     """Judge by the perplexity under a GPT-2, as in the paper."""
-    files, holding = (
-        ["tokenizer*", "vocab.json", "merges.txt"],
-        "a GPT-2 and its tokenizer, or none to do without",
-    )
+    files = ["tokenizer*", "vocab.json", "merges.txt"]
+    holding = "a GPT-2 and its tokenizer, or none to do without"
     directory = download_network(name, "--judge", files, holding=holding)
     model, tokenizer = load_gpt2(directory), load_tokenizer(directory)
     if len(tokenizer) > len(model.embed):
@@ -149,10 +147,13 @@ def judge_by_gpt2(model: GPT2, tokenizer: Any, mesh: Mesh, texts: list[str]) -> 
     """Score texts by perplexity under the model, and by entropy and distinct n-grams of their tokens."""
     if not any(text.strip() for text in texts):
         raise UserError(f"nothing to judge: all of the {len(texts)} texts are empty")
-    tokens = [row[: len(model.positions)] for row in tokenizer(texts, verbose=False)["input_ids"]]
-    s = pad(tokens, len(model.positions), tokenizer.eos_token_id)
+    context, eos = len(model.positions), tokenizer.eos_token_id
+    tokens = [row[:context] for row in tokenizer(texts, verbose=False)["input_ids"]]
+    # An EOS ends each row, if there is room. Widths are multiples of 64, as each is compiled.
+    width = min(context, 64 * (max(map(len, tokens)) // 64 + 1))
+    s = np.array([row + [eos] * (width - len(row)) for row in tokens], np.int32)
     nll = token_nll(model, s, mesh)
-    is_eos = s == tokenizer.eos_token_id
+    is_eos = s == eos
     counts = (~is_eos | (np.cumsum(is_eos, axis=1) == 1))[:, 1:]  # up to the EOS that ends the text
     scores = {
         "Gen. PPL": math.exp(float(nll[counts].sum(dtype=np.float64)) / int(counts.sum())),
@@ -162,15 +163,6 @@ def judge_by_gpt2(model: GPT2, tokenizer: Any, mesh: Mesh, texts: list[str]) -> 
     }
     rows = zip(nll, counts, strict=True)
     return Judgement(scores, [math.exp(row[own].mean()) if own.any() else math.inf for row, own in rows])
-
-
-def pad(tokens: list[list[int]], context: int, eos: int) -> Integer[np.ndarray, "N T"]:
-    """Pad rows with EOS to the longest and one more; widths are multiples of 64, as each is compiled."""
-    widest = min(context, max(map(len, tokens)) + 1)
-    s = np.full((len(tokens), min(context, -(-widest // 64) * 64)), eos, np.int32)
-    for row, own in zip(s, tokens, strict=True):
-        row[: len(own)] = own
-    return s
 
 
 def token_nll(model: GPT2, s: Integer[np.ndarray, "N T"], mesh: Mesh) -> Float[np.ndarray, "N T-1"]:

@@ -15,14 +15,9 @@ def unigram_entropy(texts_words: list[list]) -> float:
     """Compute the mean entropy in nats of the words (or tokens) within a text; longer texts have more."""
     entropies = []
     for words in texts_words:
-        counts = Counter(words).values()
-        total = sum(counts)
-        entropies.append(-sum(n / total * math.log(n / total) for n in counts))
+        shares = [n / len(words) for n in Counter(words).values()]
+        entropies.append(-sum(share * math.log(share) for share in shares))
     return sum(entropies) / len(entropies)
-
-
-def distinct(items: list) -> float:
-    return len(set(items)) / max(len(items), 1)
 
 
 def word_scores(texts: list[str], texts_words: list[list]) -> dict[str, Score]:
@@ -33,27 +28,25 @@ def word_scores(texts: list[str], texts_words: list[list]) -> dict[str, Score]:
 
 def distinct_scores(texts: list[str], texts_words: list[list]) -> dict[str, float]:
     """Compute the shares of texts, words, pairs and triples of words that are not repetitions."""
-    scores = {DISTINCT: distinct(texts)}
+    parts = {DISTINCT: texts}
     for n in (1, 2, 3):
         grams = [tuple(words[i : i + n]) for words in texts_words for i in range(len(words) - n + 1)]
-        scores[f"distinct-{n}"] = distinct(grams)
-    return scores
+        parts[f"distinct-{n}"] = grams
+    return {name: len(set(own)) / max(len(own), 1) for name, own in parts.items()}
 
 
 def grammar_scores(rules: stories.Grammar, texts: list[str]) -> dict[str, Score]:
-    """Score texts by a grammar that knows their probability.
-
-    Others have probability zero, so perplexity (per word) is of the valid texts: read it beside their share.
-    """
-    log_p = [stories.log_probability(rules.text, text) for text in texts]
+    """Score texts by a grammar; read the perplexity of the valid ones, per word, beside their share."""
     words = [stories.split(text) for text in texts]
-    nll = -sum(p for p in log_p if p > -math.inf)
-    valid_words = sum(len(w) for w, p in zip(words, log_p, strict=True) if p > -math.inf)
-    valid, sentences = map(sum, zip(*(stories.valid_sentences(rules, text) for text in texts), strict=True))
+    log_p = [stories.log_probability(rules.text, text) for text in texts]
+    valid = [(p, len(own)) for p, own in zip(log_p, words, strict=True) if p > -math.inf]
+    nll = -sum(p for p, _ in valid)
+    n = sum(n for _, n in valid)
+    good, sentences = map(sum, zip(*(stories.valid_sentences(rules, text) for text in texts), strict=True))
     return {
-        VALID_SENTENCES: valid / max(sentences, 1),
-        VALID_TEXTS: sum(p > -math.inf for p in log_p) / len(texts),
-        EXACT_PERPLEXITY: math.exp(nll / valid_words) if valid_words else math.inf,
+        VALID_SENTENCES: good / max(sentences, 1),
+        VALID_TEXTS: len(valid) / len(texts),
+        EXACT_PERPLEXITY: math.exp(nll / n) if n else math.inf,
         **word_scores(texts, words),
     }
 
@@ -94,14 +87,17 @@ def rouge(texts: list[str], references: list[str]) -> dict[str, list[float]]:
     return {name: [100 * score[kind].fmeasure for score in scores] for name, kind in kinds.items()}
 
 
-def shown(name: str, score: Score) -> str:
+def is_share(name: str) -> bool:
+    return name.startswith(("valid", "distinct", "exact matches"))
+
+
+def shown(name: str, score: Score, digits: int = 3) -> str:
     """Format a score: shares in percent, means with their error, - where it is not finite."""
-    is_share = name.startswith(("valid", "distinct", "exact matches"))
-    if not math.isfinite(mean_of(score)):
+    mean, error = score if isinstance(score, tuple) else (score, None)
+    if not math.isfinite(mean):
         return "-"
-    if isinstance(score, tuple):
-        mean, error = (100 * part if is_share else part for part in score)
-        return (
-            f"{mean:.1f} ± {error:.1f}%" if is_share else f"{mean:.2f} ± {error:.{2 if error >= 0.1 else 3}f}"
-        )
-    return f"{score:.1%}" if is_share else f"{score:.3f}"
+    if error is None:
+        return f"{mean:.1%}" if is_share(name) else f"{mean:.{digits}f}"
+    if is_share(name):
+        return f"{100 * mean:.1f} ± {100 * error:.1f}%"
+    return f"{mean:.2f} ± {error:.{2 if error >= 0.1 else 3}f}"

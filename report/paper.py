@@ -63,15 +63,11 @@ SIZES = {
 
 # Table 7, ELF-B on OpenWebText.
 HYPERPARAMETERS = dict(encoder="T5-small", embedding=512, bottleneck=128, width=768, length=1024)
-HYPERPARAMETERS |= dict(
-    t_mean=-1.5, t_std=0.8, noise_scale=2.0, p_mean=0.8, p_std=0.8, decode_noise_scale=5.0
-)
-HYPERPARAMETERS |= dict(p_decode=0.2, p_self_cond=0.5, w_min=0.5, w_max=5.0, gamma=1.0)
-HYPERPARAMETERS |= dict(
-    optimizer="Muon", learning_rate=0.002, weight_decay=0.0, schedule="constant", ema=0.9999
-)
-HYPERPARAMETERS |= {"control tokens of each kind": 4, "epochs": 5, "warm-up epochs": 0.5, "batch": 512}
-HYPERPARAMETERS |= {"device": "TPU v5p x 64", "hours an epoch": 1.5}
+HYPERPARAMETERS |= dict(t_mean=-1.5, t_std=0.8, noise_scale=2.0, p_mean=0.8, p_std=0.8)
+HYPERPARAMETERS |= dict(decode_noise_scale=5.0, p_decode=0.2, p_self_cond=0.5, w_min=0.5, w_max=5.0)
+HYPERPARAMETERS |= dict(gamma=1.0, optimizer="Muon", learning_rate=0.002, weight_decay=0.0)
+HYPERPARAMETERS |= {"schedule": "constant", "ema": 0.9999, "control tokens of each kind": 4, "epochs": 5}
+HYPERPARAMETERS |= {"warm-up epochs": 0.5, "batch": 512, "device": "TPU v5p x 64", "hours an epoch": 1.5}
 
 # Table 8, training tokens: training and distillation as (batch, steps, length), billions, ratio to ELF.
 OWT_TOKENS = 9.04e9
@@ -96,24 +92,19 @@ SYSTEM = {
 
 # Table 10, scaling at 64 steps: sampler -> size -> pair; γ 1 is the SDE.
 SCALING = {
-    Sampling(64, w, gamma): dict(zip(("elf-b", "elf-m", "elf-l"), pairs, strict=True))
-    for gamma, rows in {
-        1.0: {
-            0.5: ((36.77, 5.28), (39.21, 5.35), (37.50, 5.41)),
-            1.0: ((29.50, 5.23), (33.45, 5.30), (31.82, 5.37)),
-            1.5: ((25.25, 5.18), (28.42, 5.26), (28.72, 5.35)),
-            2.0: ((22.53, 5.14), (25.34, 5.23), (26.47, 5.32)),
-            3.0: ((19.72, 5.10), (21.69, 5.18), (23.31, 5.28)),
-            3.5: ((37.56, 5.30), (36.48, 5.34), (22.28, 5.27)),
-            4.0: ((36.50, 5.29), (34.93, 5.33), (21.37, 5.26)),
-        },
-        0.0: {
-            0.5: ((104.29, 5.51), (88.51, 5.51), (68.27, 5.52)),
-            1.0: ((65.30, 5.40), (62.47, 5.44), (49.72, 5.45)),
-            1.5: ((44.85, 5.31), (46.71, 5.37), (39.97, 5.40)),
-            2.0: ((34.65, 5.23), (37.66, 5.32), (33.72, 5.36)),
-            3.0: ((26.62, 5.15), (28.80, 5.24), (26.57, 5.29)),
-        },
-    }.items()
-    for w, pairs in rows.items()
+    Sampling(64, w, gamma): dict(zip(SIZES, pairs, strict=True))
+    for gamma, w, *pairs in (
+        (1.0, 0.5, (36.77, 5.28), (39.21, 5.35), (37.50, 5.41)),
+        (1.0, 1.0, (29.50, 5.23), (33.45, 5.30), (31.82, 5.37)),
+        (1.0, 1.5, (25.25, 5.18), (28.42, 5.26), (28.72, 5.35)),
+        (1.0, 2.0, (22.53, 5.14), (25.34, 5.23), (26.47, 5.32)),
+        (1.0, 3.0, (19.72, 5.10), (21.69, 5.18), (23.31, 5.28)),
+        (1.0, 3.5, (37.56, 5.30), (36.48, 5.34), (22.28, 5.27)),
+        (1.0, 4.0, (36.50, 5.29), (34.93, 5.33), (21.37, 5.26)),
+        (0.0, 0.5, (104.29, 5.51), (88.51, 5.51), (68.27, 5.52)),
+        (0.0, 1.0, (65.30, 5.40), (62.47, 5.44), (49.72, 5.45)),
+        (0.0, 1.5, (44.85, 5.31), (46.71, 5.37), (39.97, 5.40)),
+        (0.0, 2.0, (34.65, 5.23), (37.66, 5.32), (33.72, 5.36)),
+        (0.0, 3.0, (26.62, 5.15), (28.80, 5.24), (26.57, 5.29)),
+    )
 }

@@ -61,10 +61,7 @@ def write(table: Table, out: Path):
         print(f"{table.text()}\n\n{out}.md\n{out}.csv")
 
 
-def number(name: str, score: Score) -> str:
-    """Format a score of ours: shares in percent, means with their error, others to two decimals."""
-    plain = isinstance(score, float) and math.isfinite(score) and not shown(name, score).endswith("%")
-    return f"{score:.2f}" if plain else shown(name, score)
+number = partial(shown, digits=2)
 
 
 def printed(score: Score | None) -> str:
@@ -79,13 +76,15 @@ def check_judges(benches: Sequence[Bench], answers: bool | None = None):
     """Refuse runs whose scores differ, or that lack the scores of answers (or the perplexities) needed."""
     if len({tuple(bench.judge.shown.values()) for bench in benches}) > 1:
         raise UserError("these runs have different scores: look at them apart, or give all the same --judge")
-    for bench in benches if answers is not None else ():
-        run, has_score = f"--run {bench.trained.name}", ("BLEU" if answers else "PPL") in bench.judge.shown
+    if answers is None:
+        return
+    for bench in benches:
+        run = f"--run {bench.trained.name}"
         if answers and not bench.conditions:
             raise UserError(f"{run}: its texts have no source, so there is no right answer to compare with")
         if bench.conditions and not answers:
             raise UserError(f"{run}: this is about texts without a source; see `table downstream`")
-        if not has_score:
+        if ("BLEU" if answers else "PPL") not in bench.judge.shown:
             need = "answers need no judge: leave out" if answers else "this needs perplexities, so a"
             raise UserError(f"{run}: {need} --judge")
 
@@ -128,17 +127,15 @@ class Spec(NamedTuple):
 
 def ppl_and_entropy(pairs: Iterable[tuple[str, tuple[float, float]]]) -> dict[str, str]:
     """Format the paper's named pairs as cells by column."""
-    names = ("PPL", "entropy")
-    return {
-        f"paper {of} {name}": f"{x:.2f}" for of, pair in pairs for name, x in zip(names, pair, strict=True)
-    }
+    row = {}
+    for name, (ppl, entropy) in pairs:
+        row |= {f"paper {name} PPL": f"{ppl:.2f}", f"paper {name} entropy": f"{entropy:.2f}"}
+    return row
 
 
-TABLE_1, FEW, ROUNDS = (
-    paper.DOWNSTREAM_SAMPLING,
-    paper.FEW_STEP_SAMPLING.values(),
-    paper.ROUNDS_SAMPLING.values(),
-)
+TABLE_1 = paper.DOWNSTREAM_SAMPLING
+FEW = paper.FEW_STEP_SAMPLING.values()
+ROUNDS = paper.ROUNDS_SAMPLING.values()
 SYSTEM = [{"paper PPL": printed(ppl), "paper entropy": printed(h)} for ppl, h in paper.SYSTEM.values()]
 SCALING = [ppl_and_entropy(row.items()) for row in paper.SCALING.values()]
 FEW_STEP = [ppl_and_entropy(zip(paper.FEW_STEP_METHODS, row, strict=True)) for row in paper.FEW_STEP.values()]
@@ -156,21 +153,18 @@ DOWNSTREAM = [
 GUIDED = f"Answers: ODE, w {TABLE_1.w:g}, guidance by the source {paper.DOWNSTREAM_CFG:g} (Table 1)."
 TEST_SETS = "The paper's are of the test sets: BLEU of De-En, ROUGE of XSum."
 DEGENERATE = f"* degenerate, as the paper calls it: entropy below {paper.DEGENERATE_ENTROPY:g}"
-BY_ROUND, ROUND_SETTINGS = "Rounds of distillation", "(Table 5): w 2.5, γ 1.5"
+BY_SAMPLER = "Scaling (Table 10): 64 steps, the SDE with γ 1"
+BY_ROUND = "Rounds of distillation"
+TABLE_5 = f"{BY_ROUND} (Table 5): w 2.5, γ 1.5"
+AT_64 = "Downstream (Table 1): 64 steps"
 SPECS = {
     "system": Spec("System (Table 9)", "steps w γ", list(paper.SYSTEM), SYSTEM, seeds=paper.SYSTEM_SEEDS),
-    "scaling": Spec(
-        "Scaling (Table 10): 64 steps, the SDE with γ 1", "sampler w", list(paper.SCALING), SCALING
-    ),
+    "scaling": Spec(BY_SAMPLER, "sampler w", list(paper.SCALING), SCALING),
     "few-step": Spec("Few steps (Table 4)", "steps w γ", FEW, FEW_STEP),
     "few-step of answers": Spec("Few steps", "steps", FEW, [{}] * len(FEW), answers=True, notes=[GUIDED]),
-    "rounds": Spec(
-        f"{BY_ROUND} {ROUND_SETTINGS}", "run", ROUNDS, ROUND_ROWS, by_run=True, notes=[DEGENERATE]
-    ),
+    "rounds": Spec(TABLE_5, "run", ROUNDS, ROUND_ROWS, by_run=True, notes=[DEGENERATE]),
     "rounds of answers": Spec(BY_ROUND, "run", ROUNDS, [], by_run=True, answers=True, notes=[GUIDED]),
-    "downstream": Spec(
-        "Downstream (Table 1): 64 steps", "run data", [TABLE_1], DOWNSTREAM, True, True, [GUIDED, TEST_SETS]
-    ),
+    "downstream": Spec(AT_64, "run data", [TABLE_1], DOWNSTREAM, True, True, [GUIDED, TEST_SETS]),
 }
 
 
@@ -181,40 +175,44 @@ def paper_table(name: str, benches: Sequence[Bench], seeds: Sequence[int] = ()) 
     spec = SPECS[name]
     check_judges(benches, spec.answers)
     seeds = list(seeds or spec.seeds)
-    columns, rows = (rows_by_run if spec.by_run else rows_by_setting)(spec, benches, seeds)
+    make = rows_by_run if spec.by_run else rows_by_setting
+    columns, rows = make(spec, benches, seeds)
     return Table(spec.title, columns, rows, notes_of(benches, seeds, *spec.notes))
 
 
-def rows_by_setting(
-    spec: Spec, benches: Sequence[Bench], seeds: list[int]
-) -> tuple[list[str], list[list[str]]]:
-    """Make columns and rows. Sizes of the paper that no run has are left out if a run has one of them."""
+Rows = tuple[list[str], list[list[str]]]  # columns and rows
+
+
+def rows_by_setting(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> Rows:
+    """Make a row for each setting; if the paper has the size of a run, its other sizes are left out."""
     head, sizes = spec.head.split(), dict.fromkeys(bench.trained.config.model for bench in benches)
     names = [name for size in sizes for name in spec.paper[0] if size in name.split()] or list(spec.paper[0])
     columns = [*head, *(f"{b.trained.name} {score}" for b in benches for score in b.judge.shown), *names]
     rows = []
-    for (steps, w, gamma), paper_cells in zip(spec.settings, spec.paper, strict=True):
-        first = {"steps": str(steps), "w": str(w), "γ": str(gamma), "sampler": "SDE" if gamma else "ODE"}
-        ours = [cell for b in benches for cell in cells(b, Sampling(steps, w, gamma), seeds).values()]
-        rows.append([*(first[name] for name in head), *ours, *(paper_cells[name] for name in names)])
+    for settings, theirs in zip(spec.settings, spec.paper, strict=True):
+        steps, w, gamma = map(str, settings)
+        first = {"steps": steps, "w": w, "γ": gamma, "sampler": "SDE" if settings.gamma else "ODE"}
+        ours = [cell for bench in benches for cell in cells(bench, settings, seeds).values()]
+        rows.append([*(first[name] for name in head), *ours, *(theirs[name] for name in names)])
     return columns, rows
 
 
-def rows_by_run(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> tuple[list[str], list[list[str]]]:
-    """Make columns and rows; the paper's rows lack some of our scores."""
+def rows_by_run(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> Rows:
+    """Make a row for each run, with a group of columns for each setting; the paper lacks some scores."""
     rows = []
     for bench in benches:
         first = {"run": bench.trained.name, "data": bench.trained.config.data}
-        rows.append({name: first[name] for name in spec.head.split()})
+        row = {name: first[name] for name in spec.head.split()}
         for settings in spec.settings:
             step = f"step={settings.steps} " * (len(spec.settings) > 1)
-            rows[-1] |= {f"{step}{name}": cell for name, cell in cells(bench, settings, seeds).items()}
+            row |= {f"{step}{name}": cell for name, cell in cells(bench, settings, seeds).items()}
+        rows.append(row)
     return list(rows[0]), [[row.get(column, "-") for column in rows[0]] for row in [*rows, *spec.paper]]
 
 
 def tokens(runs: Sequence[Trained]) -> Table:
     """Count the tokens trained on (Table 8); of a distilled run, by its teacher and in each round."""
-    rows = []
+    rows, columns = [], ["run", "training", "distillation", "tokens", "ratio"]
     for run in runs:
         stages = [(config.batch, steps, config.length) for config, steps in history(run)]
         first, *others = [f"{b} x {s:,} x {n}" for b, s, n in stages]
@@ -226,11 +224,7 @@ def tokens(runs: Sequence[Trained]) -> Table:
         words = words or [f"5 x {paper.OWT_TOKENS / 1e9:.2f}B"]
         rows.append([f"paper: {method}", *[*words, "-"][:2], f"{billions}B", f"{ratio}x"])
     notes = ["batch x steps x length, padding included; ratio to the paper's ELF-B"]
-    return Table(
-        "Training tokens (Table 8)", ["run", "training", "distillation", "tokens", "ratio"], rows, notes
-    )
+    return Table("Training tokens (Table 8)", columns, rows, notes)
 
 
-TABLES = {
-    name: partial(paper_table, name) for name in ("system", "scaling", "few-step", "rounds", "downstream")
-}
+TABLES = {name: partial(paper_table, name) for name in SPECS if not name.endswith("of answers")}

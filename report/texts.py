@@ -1,5 +1,4 @@
-"""Texts sampled from a trained network in batches over a mesh, and their scores, measured once and kept with
-the run."""
+"""Texts sampled from a trained network in batches over a mesh, with scores that are kept with the run."""
 
 import dataclasses
 import json
@@ -25,37 +24,30 @@ from runtime.mesh import is_process_0, replicate, to_host
 
 
 def sampling_key(seed: int) -> PRNGKeyArray:
-    """Key of all samples of a seed, apart from the keys of training."""
+    """Make the random key of all samples of a seed, apart from the keys of training."""
     return jax.random.fold_in(jax.random.key(seed), 3)
 
 
 def sample_texts(
-    trained: Trained,
-    n: int,
-    sampler: Sampler | None = None,
-    seed: int = 0,
-    conditions: Conditions | None = None,
+    trained: Trained, n: int, sampler: Sampler | None = None, seed=0, conditions: Conditions | None = None
 ) -> list[str]:
     """Sample n texts, 16 at a time on each device; with conditions, the answers to the first n sources."""
-    config, mesh = trained.config, trained.mesh
-    vocab, width = len(trained.tokenizer), len(trained.model.unembed.weight)
-    sample, sampler = elf_method(config, vocab, width, mesh).sample, sampler or config.sampler
+    config, mesh, texts = trained.config, trained.mesh, []
+    method = elf_method(config, len(trained.tokenizer), len(trained.model.unembed.weight), mesh)
     size = min(16, -(-n // mesh.size)) * mesh.size
-    batches = tqdm(
-        range(0, n, size), desc="sampling", unit="batch", leave=False, disable=n <= size or not is_process_0()
-    )
-    texts = []
+    quiet = n <= size or not is_process_0()
     with jax.set_mesh(mesh):
         model = replicate(trained.model, mesh)
-        for first in batches:
+        for first in tqdm(range(0, n, size), desc="sampling", unit="batch", leave=False, disable=quiet):
             number = np.arange(first, first + size)
-            tokens = to_host(sample(model, conditions, number, sampling_key(seed), sampler))
+            key = sampling_key(seed)
+            tokens = to_host(method.sample(model, conditions, number, key, sampler or config.sampler))
             texts += detokenize(tokens, trained.tokenizer, prefixes(conditions, number))
     return texts[:n]
 
 
 def prefixes(conditions: Conditions | None, number: np.ndarray) -> np.ndarray | None:
-    """Tokens of each condition, which are no part of the text."""
+    """Look up each condition's tokens, which are no part of the text."""
     return None if conditions is None else conditions.rows.prefix[number % len(conditions.rows.s)]
 
 
@@ -70,11 +62,11 @@ def trajectories(
     trained: Trained, n: int, sampler: Sampler, seed: int, conditions: Conditions | None, frames: int
 ) -> list[list[Frame]]:
     """Decode the predictions of n samples at some times along their way."""
-    number = np.arange(-(-n // trained.mesh.size) * trained.mesh.size)
-    with jax.set_mesh(trained.mesh):
-        model = replicate(trained.model, trained.mesh)
-        args = (trained.config, model, conditions, number, sampling_key(seed), sampler)
-        times, tokens = trajectory(*args, frames)
+    mesh, key = trained.mesh, sampling_key(seed)
+    number = np.arange(-(-n // mesh.size) * mesh.size)
+    with jax.set_mesh(mesh):
+        model = replicate(trained.model, mesh)
+        times, tokens = trajectory(trained.config, model, conditions, number, key, sampler, frames)
     texts = [detokenize(at_t, trained.tokenizer, prefixes(conditions, number)) for at_t in to_host(tokens)]
     return [[Frame(t, at_t[i]) for t, at_t in zip(times, texts, strict=True)] for i in range(n)]
 
@@ -83,8 +75,8 @@ def as_records(corpus: Corpus | None, texts: list[str]) -> list[dict[str, str]]:
     """Make records of samples, with their sources and references if there are any."""
     if corpus is None or not corpus.has_sources:
         return [dict(text=text) for text in texts]
-    truth = corpus.held_out[: len(texts)]
-    return [dict(text=text, source=e.source, reference=e.text) for e, text in zip(truth, texts, strict=True)]
+    pairs = zip(texts, corpus.held_out[: len(texts)], strict=True)
+    return [dict(text=text, source=truth.source, reference=truth.text) for text, truth in pairs]
 
 
 def write_texts(file: Path, records: list[dict[str, str]]):
@@ -95,14 +87,14 @@ def write_texts(file: Path, records: list[dict[str, str]]):
 
 
 class Bench(NamedTuple):
-    """A network and what a measurement of it needs, besides the settings of the sampler."""
+    """A network with all that a measurement needs besides the settings of the sampler."""
 
     trained: Trained
     corpus: Corpus | None
     """None for a released network that writes texts without sources: it needs none."""
     judge: Judge
     conditions: Conditions | None
-    """Sources to be answered, if there are any."""
+    """Sources to answer, if there are any."""
     n: int
     """Texts for each measurement."""
     form: Form = "paper"
@@ -113,7 +105,7 @@ class Measured(NamedTuple):
     texts: list[str]
     scores: dict[str, Score]
     each: list[float]
-    """Score of every text by itself."""
+    """One score for each text."""
 
 
 def bench_for(
@@ -130,11 +122,9 @@ def bench_for(
 
 def measure(bench: Bench, sampler: Sampler, seed: int = 0) -> Measured:
     """Sample and score texts, or read the file of an earlier measurement."""
-    trained, judge = bench.trained, bench.judge
-    settings = dict(
-        run=trained.name, weights=trained.weights, encoder=trained.config.encoder, n=bench.n, seed=seed
-    )
-    settings |= dict(rows=bench.corpus and [bench.corpus.key, bench.corpus.split])
+    trained, corpus, judge = bench.trained, bench.corpus, bench.judge
+    settings = dict(run=trained.name, weights=trained.weights, encoder=trained.config.encoder)
+    settings |= dict(n=bench.n, seed=seed, rows=corpus and [corpus.key, corpus.split])
     settings |= dict(judge=[judge.signature, judge.weights]) | dataclasses.asdict(sampler)
     file = trained.directory / "measured" / f"{hash_of(settings)}.json"
     if file.exists():
@@ -150,7 +140,7 @@ def measure(bench: Bench, sampler: Sampler, seed: int = 0) -> Measured:
 
 
 def over_seeds(bench: Bench, sampler: Sampler, seeds: Iterable[int]) -> dict[str, Score]:
-    """Mean and standard error of every score over seeds; the scores themselves for a single seed."""
+    """Compute the mean and standard error of every score over seeds; a single seed keeps its scores."""
     sampler = dataclasses.replace(sampler, form=bench.form)
     by_seed = [measure(bench, sampler, seed).scores for seed in seeds]
     if len(by_seed) == 1:
