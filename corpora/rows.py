@@ -34,6 +34,7 @@ FORMAT = 3  # of prepared files: raise it by hand when they change, and every co
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # one of them holds the tokens
 Split = Literal["validation", "test"]
 Tokens = list[int]
+Texts = list[Tokens | None]
 
 
 class Rows(NamedTuple):
@@ -80,12 +81,9 @@ class Corpus:
 
     def summary(self) -> str:
         """Describe the rows in one line."""
-
-        def listed(split):
-            return ", ".join(f"{n:,} {label}" for label, n in self.counts[split].items() if n)
-
-        tokens = f"{len(self.tokenizer):,} kinds of tokens"
-        return f"{listed('train')}; held out: {listed('validation')}; {tokens}"
+        counts = (self.counts[split].items() for split in ("train", "validation"))
+        train, held_out = (", ".join(f"{n:,} {label}" for label, n in items if n) for items in counts)
+        return f"{train}; held out: {held_out}; {len(self.tokenizer):,} kinds of tokens"
 
 
 def load_corpus(
@@ -97,22 +95,21 @@ def load_corpus(
     """
     embedded, inputs = name in EMBEDDED, []
     if not embedded:
-        files, tokens = sources.find(name, EMBEDDED), tokenizer_directory(tokenizer)
+        files = sources.find(name, EMBEDDED)
+        tokens = tokenizer_directory(tokenizer)
         wanted = (*TOKENIZER_FILES, "merges.txt")
-        inputs = [
-            chain(*files.values()),
-            (f for f in tokens.iterdir() if "token" in f.name or f.name in wanted),
-        ]
+        described = (file for file in tokens.iterdir() if "token" in file.name or file.name in wanted)
+        inputs = [chain(*files.values()), described]
     directory = cache / cache_key(name, layout, *inputs)
     with made_once(directory) as place:
         if place:
-            splits = [part for part in WRITTEN if embedded or part != "test" or part in files]
-            counts = {part: Counter(rows=0) for part in splits}
+            parts = (part for part in WRITTEN if embedded or part != "test" or part in files)
+            counts = {part: Counter(rows=0) for part in parts}
             if embedded:
-                texts = {part: write_embedded(name, part) for part in splits}
+                texts = {part: write_embedded(name, part) for part in counts}
                 words = word_tokenizer(text for example in texts["train"] for text in example if text)
             else:
-                texts = {part: sources.stream(name, files, part, counts[part]) for part in splits}
+                texts = {part: sources.stream(name, files, part, counts[part]) for part in counts}
                 words = load_tokenizer(tokens)
             prepare(place, texts, counts, words, layout)
     corpus = read_corpus(directory, layout, GRAMMARS.get(name), split)
@@ -123,7 +120,7 @@ def load_corpus(
 
 
 def cache_key(name: str, layout: Layout, *inputs: Iterable[Path]) -> str:
-    """Name what prepared rows depend on: settings, the version of a recipe or input files. No source code."""
+    """Hash what prepared rows depend on: settings, the version of a recipe or input files. No source code."""
     if name in EMBEDDED:
         identity = [WRITTEN, (stories if name in GRAMMARS else tasks).VERSION]
     else:
@@ -132,7 +129,7 @@ def cache_key(name: str, layout: Layout, *inputs: Iterable[Path]) -> str:
 
 
 def content_of(files: Iterable[Path]) -> list:
-    """List names, sizes and times of files (and those in directories), which tell a change without reading.
+    """List names, sizes and times of files (and those in directories), to notice a change without reading.
 
     Downloads from the hub are links to names that are hashes: these stand for their times.
     """
@@ -161,10 +158,11 @@ def prepare(place: Path, texts: dict[str, Iterable[Example]], counts: dict[str, 
             examples = saved(examples, place / f"{split}.texts", tokenizer)
         with (place / f"{split}.s").open("wb") as s, (place / f"{split}.ends").open("wb") as ends:
             for rows in to_rows(examples, tokenizer, layout, counts[split]):
-                where = np.stack([rows.length, rows.prefix], axis=1).astype(np.int32)
-                for values, file in ((rows.s.astype(token_type(tokenizer)), s), (where, ends)):
-                    file.write(values.tobytes())
-                    content.update(values.tobytes() if split == "train" else b"")
+                tokens = rows.s.astype(token_type(tokenizer)).tobytes()
+                where = np.stack([rows.length, rows.prefix], axis=1).astype(np.int32).tobytes()
+                s.write(tokens)
+                ends.write(where)
+                content.update(tokens + where if split == "train" else b"")
                 counts[split]["rows"] += len(rows.s)
                 with_sources |= {bool(prefix) for prefix in rows.prefix[:1]}
         if not counts[split]["rows"]:
@@ -172,9 +170,7 @@ def prepare(place: Path, texts: dict[str, Iterable[Example]], counts: dict[str, 
             remedy += "give at least 100 texts, of which one is held out"
             raise UserError(f"too little text: not one row of {layout.length} tokens for {split}; {remedy}")
         if len(with_sources) > 1:
-            raise UserError(
-                f"only some splits have sources ({', '.join(texts)}): give them in all or in none"
-            )
+            raise UserError(f"only some splits have sources ({', '.join(texts)}): give all of them, or none")
     tokenizer.save_pretrained(place / "tokenizer")
     (place / "fingerprint").write_text(content.hexdigest())
     (place / "counts.json").write_text(json.dumps(counts, indent=2) + "\n")
@@ -184,8 +180,9 @@ def saved(examples: Iterable[Example], file: Path, tokenizer) -> Iterator[Exampl
     """Pass examples on, and write them to a file in words."""
 
     def words(part):
-        in_words = part is None or isinstance(part, str)
-        return part if in_words else tokenizer.decode(known(part, tokenizer), skip_special_tokens=True)
+        if part is None or isinstance(part, str):
+            return part
+        return tokenizer.decode(known(part, tokenizer), skip_special_tokens=True)
 
     with file.open("w", encoding="utf-8") as out:
         for example in examples:
@@ -258,9 +255,9 @@ def to_rows(examples: Iterable[Example], tokenizer, layout: Layout, counts: Coun
     eos, rest = tokenizer.eos_token_id, np.zeros(0, np.int32)
     bar = tqdm(examples, desc="tokenising", unit=" texts", unit_scale=True, leave=False)
     for chunk in in_chunks(iter(bar)):
-        texts, given = (to_tokens([example[i] for example in chunk], tokenizer, counts) for i in range(2))
-        unknown = tokenizer.unk_token_id
-        counts["unknown tokens"] += sum(row.count(unknown) for row in chain(texts, given) if row)
+        texts = to_tokens([example.text for example in chunk], tokenizer, counts)
+        given = to_tokens([example.source for example in chunk], tokenizer, counts)
+        counts["unknown tokens"] += sum(row.count(tokenizer.unk_token_id) for row in texts + given if row)
         if given[0] is not None and not 0 < layout.source < layout.length:
             flags = f"--source-length {layout.source}, --length {layout.length}"
             raise UserError(f"{flags}: the data has sources; leave room for them and for a text after them")
@@ -286,16 +283,13 @@ def to_tokens(texts: list[str | Tokens | None], tokenizer, counts: Counter) -> l
 
 def known(tokens: Tokens, tokenizer) -> Tokens:
     """Return the tokens if the tokenizer has all of them."""
-    if odd := next((token for token in (min(tokens), max(tokens)) if not 0 <= token < len(tokenizer)), None):
-        raise UserError(
-            f"the data has token {odd}, and the tokenizer {len(tokenizer)}: give its own --tokenizer"
-        )
+    size = len(tokenizer)
+    if odd := [token for token in (min(tokens), max(tokens)) if not 0 <= token < size]:
+        raise UserError(f"the data has token {odd[0]}, and the tokenizer {size}: give its own --tokenizer")
     return tokens
 
 
-def pad_rows(
-    texts: list[Tokens], given: list[Tokens | None], layout: Layout, eos: int, counts: Counter
-) -> Rows:
+def pad_rows(texts: Texts, given: Texts, layout: Layout, eos: int, counts: Counter) -> Rows:
     """Put each text into a row, after its source if it has one. Both end in EOS, and EOS pads the row."""
     s = np.full((len(texts), layout.length), eos, np.int32)
     length, prefix = np.zeros((2, len(texts)), np.int32)
@@ -334,11 +328,10 @@ def detokenize(
     tokens: Integer[np.ndarray, "N L"], tokenizer, prefix: Integer[np.ndarray, " N"] | None = None
 ) -> list[str]:
     """Turn token rows into texts, without the prefix and cut at the first EOS after it."""
-    eos, texts = tokenizer.eos_token_id, []
-    for row, start in zip(tokens, prefix if prefix is not None else [0] * len(tokens), strict=True):
-        text = row[start:]
-        texts.append(text[: int(np.argmax(text == eos))] if np.any(text == eos) else text)
-    return tokenizer.batch_decode(texts)
+    eos = tokenizer.eos_token_id
+    starts = [0] * len(tokens) if prefix is None else prefix
+    texts = (row[start:] for row, start in zip(tokens, starts, strict=True))
+    return tokenizer.batch_decode([text[: np.argmax(np.append(text, eos) == eos)] for text in texts])
 
 
 def word_tokenizer(texts: Iterable[str]):

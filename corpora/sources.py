@@ -1,4 +1,4 @@
-"""Texts by name: local files, saved `datasets` and data sets of the hub, all read as a stream of examples.
+"""Texts by name: local files, saved `datasets` and data sets of the hub, read as a stream of examples.
 
 A directory holds files (or folders of them) named by split: train.jsonl, validation-00000.parquet, test/…
 Without such names, all files are for training. Without a validation split, every 100th example is held out.
@@ -8,9 +8,8 @@ Files are .jsonl or .parquet with the columns below, or .txt with one text a lin
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +43,7 @@ HUB = {
     "xsum": dict(train="EdinburghNLP/xsum", revision="refs/convert/parquet"),
     "xsum-t5": {split: f"{RELEASED}/xsum_{split}_t5" for split in ("train", "validation")},
 }
+SUFFIXES = (".jsonl", ".txt", ".parquet")
 SPLITS = dict(train="train|training", validation="validation|valid|val|dev", test="test")
 HELD_OUT = 2_000  # maximum of held-out examples without a validation split
 VALIDATED = 20_000  # maximum of validation examples with one
@@ -56,8 +56,8 @@ def find(name: str, others: Iterable[str] = ()) -> Files:
     if name in HUB:
         return find_on_hub(**HUB[name], flag=f"--data {name}, which is", how=" by --data-dir")
     if path.is_file():
-        if path.suffix not in READERS:
-            raise UserError(f"--data {name}: cannot read {path.suffix} files; give {', '.join(READERS)}")
+        if path.suffix not in SUFFIXES:
+            raise UserError(f"--data {name}: cannot read {path.suffix} files; give {', '.join(SUFFIXES)}")
         return dict(train=[path])
     if not path.is_dir() and name.count("/") != 1:
         known = ", ".join([*others, *HUB])
@@ -67,15 +67,14 @@ def find(name: str, others: Iterable[str] = ()) -> Files:
 
 def find_on_hub(train: str, validation="", folder="", revision=None, *, flag="--data", how="") -> Files:
     """Find the files of repositories on the hub, or of local directories."""
-    inside, holding = f"{folder}/*" if folder else "*", f"{', '.join(READERS)} files{how}"
-    places = {
-        split: download(name, flag, [inside], "dataset", revision, holding=holding)
-        for split, name in (("train", train), ("validation", validation))
-        if name
-    }
-    if len(places) == 2:
-        return {split: all_files(place) for split, place in places.items()}
-    return by_split(places["train"] / folder)
+
+    def place(name):
+        files = [f"{folder}/*" if folder else "*"]
+        return download(name, flag, files, "dataset", revision, holding=f"{', '.join(SUFFIXES)} files{how}")
+
+    if validation:
+        return dict(train=all_files(place(train)), validation=all_files(place(validation)))
+    return by_split(place(train) / folder)
 
 
 def all_files(directory: Path) -> list[Path]:
@@ -83,22 +82,17 @@ def all_files(directory: Path) -> list[Path]:
     if (directory / "state.json").exists():
         return [directory]
     saved = [file.parent for file in sorted(directory.rglob("state.json"))]
-    files = saved or sorted(file for file in directory.rglob("*") if file.suffix in READERS)
+    files = saved or sorted(file for file in directory.rglob("*") if file.suffix in SUFFIXES)
     if not files:
-        raise UserError(f"--data {directory}: no {', '.join(READERS)} files there, nor a saved data set")
-    refuse_missing(files)
-    return files
-
-
-def refuse_missing(files: list[Path]):
-    """Check that files numbered like 00000-of-00003 are complete, as a download may have been cut off."""
-    parts = Counter()
+        raise UserError(f"--data {directory}: no {', '.join(SUFFIXES)} files there, nor a saved data set")
+    parts = Counter()  # of files numbered like 00000-of-00003: a download may have been cut off
     for file in files:
         if numbered := re.match(r"(.*)-\d+-of-0*(\d+)", file.name):
             parts[file.parent / numbered[1], int(numbered[2])] += 1
     for (name, total), there in parts.items():
         if there < total:
             raise UserError(f"--data {name}-*: {there} files of {total} are there: download it again")
+    return files
 
 
 def split_of(path: Path) -> str | None:
@@ -126,39 +120,33 @@ def by_split(directory: Path) -> Files:
 def stream(name: str, files: Files, split: str, counts: Counter) -> Iterator[Example]:
     """Yield the examples of a split. Records that cannot be used are skipped and counted."""
     if split == "test" or "validation" in files:
-        for i, example in enumerate(examples(name, files[split], counts)):
-            if split == "validation" and i >= VALIDATED:
-                counts["validation texts beyond the limit"] += 1
-            else:
-                yield example
-        return
-    counts = counts if split == "train" else Counter()  # One file serves both: count its odd records once.
-    for i, example in enumerate(examples(name, files["train"], counts)):
-        held_out = i % 100 == 99 and i < 100 * HELD_OUT
-        if held_out == (split == "validation"):
-            yield example
-        elif split == "validation" and i >= 100 * HELD_OUT:
-            return
+        found = examples(name, files[split], counts)
+        yield from islice(found, VALIDATED if split == "validation" else None)
+        if beyond := sum(1 for _ in found):
+            counts["validation texts beyond the limit"] = beyond
+    elif split == "validation":  # held out of the training files, whose odd records count there
+        yield from islice(examples(name, files["train"], Counter()), 99, 100 * HELD_OUT, 100)
+    else:
+        numbered = enumerate(examples(name, files["train"], counts))
+        yield from (example for i, example in numbered if i % 100 != 99 or i >= 100 * HELD_OUT)
 
 
 def examples(name: str, files: list[Path], counts: Counter) -> Iterator[Example]:
     """Yield the examples that are of the kind of the first: words or tokens, with a source or without."""
     first_kind, alike, columns = None, 0, ""
-    for file in files:
-        read = READERS[file.suffix] if file.is_file() else read_saved
-        for record in read(file):
-            columns = columns or (", ".join(list(record)[:9]) if isinstance(record, dict) else "")
-            example = example_of(record) if isinstance(record, dict) else None
-            if not example:
-                counts[UNREADABLE if record is None else "records without a text (or its source)"] += 1
-                continue
-            kind = type(example.text), type(example.source)
-            first_kind = first_kind or kind
-            if kind == first_kind:
-                alike += 1
-                yield example
-            else:
-                counts[OTHERS] += 1
+    for record in (record for file in files for record in read(file)):
+        columns = columns or (", ".join(list(record)[:9]) if isinstance(record, dict) else "")
+        example = example_of(record) if isinstance(record, dict) else None
+        if not example:
+            counts[UNREADABLE if record is None else "records without a text (or its source)"] += 1
+            continue
+        kind = type(example.text), type(example.source)
+        first_kind = first_kind or kind
+        if kind == first_kind:
+            alike += 1
+            yield example
+        else:
+            counts[OTHERS] += 1
     if counts[OTHERS] > alike:
         odd = f"{alike} texts are like the first, and {counts[OTHERS]} of another kind (source, or tokens)"
         raise UserError(f"--data {name}: {odd}; give one kind")
@@ -191,44 +179,32 @@ def usable(part) -> bool:
     return isinstance(part, list) and len(part) > 0 and all(type(token) is int for token in part)
 
 
-def read_lines(file: Path, record_of: Callable[[str], dict]) -> Iterator[dict | None]:
-    """Yield a record for every line that is not empty, None if it cannot be read."""
-    with file.open("rb") as lines:
+def read(path: Path) -> Iterator[dict | None]:
+    """Yield the records of a file or of a saved data set; None for a line that cannot be read."""
+    if path.is_dir() or path.suffix == ".parquet":
+        yield from read_arrow(path)
+        return
+    with path.open("rb") as lines:
         for line in filter(bytes.strip, lines):
             try:
-                yield record_of(line.decode("utf-8-sig").strip())
+                text = line.decode("utf-8-sig").strip()
+                yield json.loads(text) if path.suffix == ".jsonl" else dict(text=text)
             except (ValueError, RecursionError):  # not UTF-8, or not JSON
                 yield None
 
 
-def read_parquet(file: Path) -> Iterator[dict]:
+def read_arrow(path: Path) -> Iterator[dict]:
+    """Yield the records of a Parquet file or of a data set that `datasets` saved."""
     import pyarrow.parquet
 
-    with damage_named(file, "a Parquet file"):
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches(1_000):
-            yield from batch.to_pylist()
-
-
-def read_saved(directory: Path) -> Iterator[dict]:
-    from datasets import load_from_disk
-
-    with damage_named(directory, "a data set saved by `datasets`"):
-        yield from load_from_disk(str(directory)).with_format(None)
-
-
-@contextmanager
-def damage_named(path: Path, kind: str) -> Iterator[None]:
-    """Turn what Arrow and the file system raise on damaged data into one line."""
-    import pyarrow
-
     try:
-        yield
+        if path.is_file():
+            for batch in pyarrow.parquet.ParquetFile(path).iter_batches(1_000):
+                yield from batch.to_pylist()
+        else:
+            from datasets import load_from_disk
+
+            yield from load_from_disk(str(path)).with_format(None)
     except (pyarrow.ArrowInvalid, OSError) as error:
+        kind = "a Parquet file" if path.is_file() else "a data set saved by `datasets`"
         raise UserError(f"{path}: not {kind}, or a damaged one ({first_line(error)})") from None
-
-
-READERS = {
-    ".jsonl": partial(read_lines, record_of=json.loads),
-    ".txt": partial(read_lines, record_of=lambda line: dict(text=line)),
-    ".parquet": read_parquet,
-}

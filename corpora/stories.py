@@ -13,7 +13,6 @@ import random
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -69,21 +68,18 @@ class Fork(Exception):
 
 
 class Reader:
-    """A pen that follows a text, with the choices decided so far."""
+    """A pen that follows a text; its first picks are decided."""
 
     def __init__(self, words: list[str], decided: tuple[int, ...]):
-        self.words, self.decided = words, decided
-        self.position, self.made, self.log_p = 0, 0, 0.0
-
-    def _take(self, choice: Choice, i: int):
-        self.made += 1
-        self.log_p += math.log(choice.probabilities[i])
-        return choice.options[i]
+        self.words, self.decided = words, iter(decided)
+        self.position, self.log_p = 0, 0.0
 
     def pick(self, choice: Choice):
-        if self.made == len(self.decided):
+        i = next(self.decided, None)
+        if i is None:
             raise Fork(len(choice.options))
-        return self._take(choice, self.decided[self.made])
+        self.log_p += math.log(choice.probabilities[i])
+        return choice.options[i]
 
     def say(self, *words: str):
         end = self.position + len(words)
@@ -96,17 +92,15 @@ class Reader:
         word = self.words[self.position] if self.position < len(self.words) else None
         if word not in choice.options:
             raise Mismatch
-        i = choice.options.index(word)
-        self.decided = (*self.decided[: self.made], i, *self.decided[self.made + 1 :])
         self.say(word)
-        return self._take(choice, i)
+        self.log_p += math.log(choice.probabilities[choice.options.index(word)])
+        return word
 
 
 Program = Callable[[Writer | Reader], Any]
 
 
-@dataclass(frozen=True)
-class Grammar:
+class Grammar(NamedTuple):
     text: Program
     sentences: tuple[Program, ...]
     """Kinds of sentences that are valid out of context."""
@@ -121,25 +115,26 @@ def join(words: list[str]) -> str:
 
 
 def write(grammar: Grammar, n: int, seed: int) -> list[str]:
-    rng, texts = random.Random(seed), []
-    for _ in range(n):
-        pen = Writer(rng)
+    """Write n texts; the first ones are equal for every n."""
+    rng = random.Random(seed)
+    pens = [Writer(rng) for _ in range(n)]
+    for pen in pens:
         grammar.text(pen)
-        texts.append(join(pen.words))
-    return texts
+    return [join(pen.words) for pen in pens]
 
 
 def log_probability(program: Program, text: str) -> float:
     """Compute the log-probability of a text, summed over all ways to write it; -inf if there is none."""
     words, ways, undecided = split(text), [], [()]
     while undecided:
-        pen = Reader(words, undecided.pop())
+        decided = undecided.pop()
+        pen = Reader(words, decided)
         try:
             program(pen)
         except Mismatch:
             continue
         except Fork as fork:
-            undecided += [(*pen.decided[: pen.made], i) for i in range(fork.args[0])]
+            undecided += [(*decided, i) for i in range(fork.args[0])]
             continue
         if pen.position == len(words):
             ways.append(pen.log_p)
@@ -161,11 +156,6 @@ WOMEN = """Anna Clara Emma Julia Lena Maria Nora Olga Rosa Sara Tessa Vera Alice
 Greta Hanna Irene Judith Kira Lucy""".split()
 MEN = """Adam Boris David Felix Henry Jacob Leo Martin Oscar Peter Simon Tom Anton Bruno Conrad Daniel Emil
 Frank Gustav Hugo Ivan Jonas Karl Louis""".split()
-PLACES = {
-    "in": "garden kitchen forest village library cellar valley".split(),
-    "at": "market station school harbor fair museum bakery".split(),
-    "near": "river bridge church lake castle tower mill".split(),
-}
 
 
 def regular(verb: str) -> tuple[str, str, str]:
@@ -187,9 +177,8 @@ wear wears wore; steal steals stole; draw draws drew; keep keeps kept; make make
 chop chops chopped; win wins won; knit knits knitted; pat pats patted""")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of object: its names, its properties, ways to get it and ways to use it."""
+class Kind(NamedTuple):
+    """A kind of object: names in both numbers, properties, ways to get it and ways to use it."""
 
     nouns: Choice
     adjectives: Choice
@@ -231,7 +220,10 @@ OPENING = {
     "future": zipf("Tomorrow Soon Tonight Someday"),
 }
 LINKING = zipf("Then Later Afterwards Finally")
-WHERE = zipf(pair for row in zip(*PLACES.values(), strict=True) for pair in zip(PLACES, row, strict=True))
+PLACES = """in garden, at market, near river, in kitchen, at station, near bridge, in forest, at school,
+near church, in village, at harbor, near lake, in library, at fair, near castle, in cellar, at museum,
+near tower, in valley, at bakery, near mill"""
+WHERE = zipf(tuple(place.split()) for place in PLACES.split(","))
 ROOMS = zipf("house room attic yard cabin shed")
 COMPANIONS = zipf("friend sister brother neighbor cousin teacher uncle aunt")
 NUMBERS = zipf("two three some many")

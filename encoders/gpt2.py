@@ -87,13 +87,13 @@ class GPT2(eqx.Module):
 
 
 # Our leaf -> name in a Hugging Face GPT-2
+LAYERS = {"norm1": "ln_1", "qkv": "attn.c_attn", "out": "attn.c_proj"}
+LAYERS |= {"norm2": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj"}
 GPT2_NAMES = {"embed": "wte.weight", "positions": "wpe.weight"}
-LAYER = dict(
-    norm1="ln_1", norm2="ln_2", qkv="attn.c_attn", out="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"
-)
 for part in ("weight", "bias"):
     GPT2_NAMES[f"norm.{part}"] = f"ln_f.{part}"
-    GPT2_NAMES |= {f"blocks.{ours}.{part}": f"h.{{}}.{name}.{part}" for ours, name in LAYER.items()}
+    GPT2_NAMES |= {f"blocks.{ours}.{part}": f"h.{{}}.{name}.{part}" for ours, name in LAYERS.items()}
+UNNEEDED = r".*\.attn\.(masked_)?bias$|.*lm_head\.weight$"  # causal masks, and a copy of wte
 
 
 def load_gpt2(directory: Path) -> GPT2:
@@ -103,7 +103,6 @@ def load_gpt2(directory: Path) -> GPT2:
             raise UserError(f"{directory}: not a GPT-2 (its configuration says {config.get('model_type')})")
         sizes = [config[name] for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")]
     like = jax.eval_shape(lambda: GPT2(*sizes, key=jax.random.key(0)))
-    tensors = {name.removeprefix("transformer."): tensor for name, tensor in read_tensors(directory).items()}
-    unneeded = (".attn.bias", ".attn.masked_bias", "lm_head.weight")  # causal masks, and a copy of wte
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(unneeded)}
+    tensors = read_tensors(directory, UNNEEDED)
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     return fill(like, GPT2_NAMES, tensors, f"{directory}/model.safetensors")

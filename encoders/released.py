@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
+import jax
 import msgpack
 import numpy as np
 
@@ -26,15 +26,24 @@ Tensors = dict[str, np.ndarray]
 
 def read_released(path: Path, part: str = "ema_params1") -> Tensors:
     """Read the EMA weights, or another part, of a released checkpoint of any format, by their Flax paths."""
-    if path.is_dir():
-        tensors = flat(read_orbax(path, part))
-    elif zipfile.is_zipfile(path):
-        tensors = from_torch_names(flat(only(read_torch(path), part, path)))
-    else:
-        tensors = flat(only(read_flax(path), part, path))
+    kind = "an Orbax checkpoint" if path.is_dir() else "a released checkpoint"
+    try:
+        if path.is_dir():
+            tensors = flat(read_orbax(path, part))
+        elif zipfile.is_zipfile(path):
+            tensors = from_torch_names(flat(only(read_torch(path), part, path)))
+        else:
+            tensors = flat(only(read_flax(path), part, path))
+    except DAMAGED as error:
+        raise UserError(f"{path}: not {kind}, or a damaged one ({first_line(error)})") from None
     if odd := [name for name, value in tensors.items() if value.dtype.kind in "OSU"]:
         raise UserError(f"{path}: not a released checkpoint: {odd[0]} is not a tensor")
     return tensors
+
+
+# Errors that the readers raise on damaged files and on files of another kind
+DAMAGED = (pickle.UnpicklingError, zipfile.BadZipFile, msgpack.exceptions.UnpackException, FileNotFoundError)
+DAMAGED += (AttributeError, EOFError, LookupError, MemoryError, TypeError, ValueError)
 
 
 def only(parts: Any, part: str, path: Path) -> dict:
@@ -43,32 +52,20 @@ def only(parts: Any, part: str, path: Path) -> dict:
     return parts[part]
 
 
-def flat(tree: dict, prefix: str = "") -> Tensors:
+def flat(tree: dict) -> Tensors:
     """Flatten nested dictionaries into one by path."""
-    tensors = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        tensors |= flat(value, f"{path}/") if isinstance(value, dict) else {path: np.asarray(value)}
-    return tensors
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def read_orbax(path: Path, part: str) -> dict:
     """Restore into NumPy leaves, as the devices that saved them are not here."""
-    import jax
     import orbax.checkpoint as ocp
 
     reader = ocp.PyTreeCheckpointer()
-    try:
-        saved = reader.metadata(path.absolute()).item_metadata.tree
-    except (FileNotFoundError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: not an Orbax checkpoint, or a damaged one ({first_line(error)})") from None
-    only(saved, part, path)
-    item = {part: saved[part]}
+    item = {part: only(reader.metadata(path.absolute()).item_metadata.tree, part, path)}
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-    try:
-        return reader.restore(path.absolute(), item=item, restore_args=as_numpy, partial_restore=True)[part]
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(f"{path}: a damaged Orbax checkpoint ({first_line(error)})") from None
+    return reader.restore(path.absolute(), item=item, restore_args=as_numpy, partial_restore=True)[part]
 
 
 def widened(bfloat16: np.ndarray) -> np.ndarray:
@@ -83,15 +80,18 @@ def read_flax(path: Path) -> Any:
         if code not in (1, 3):
             raise ValueError(f"extension {code}")
         shape, kind, content = msgpack.unpackb(packed)
-        is_bfloat16 = kind == "bfloat16"
-        values = np.frombuffer(content, "uint16" if is_bfloat16 else kind)
-        return (widened(values) if is_bfloat16 else values).reshape(shape)
+        if kind == "bfloat16":
+            return widened(np.frombuffer(content, np.uint16)).reshape(shape)
+        return np.frombuffer(content, kind).reshape(shape)
 
-    try:
-        return msgpack.unpackb(path.read_bytes(), ext_hook=array, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        reason = error or "it ends too early"
-        raise UserError(f"{path}: not a released checkpoint, or a damaged one ({reason})") from None
+    return msgpack.unpackb(path.read_bytes(), ext_hook=array, strict_map_key=False)
+
+
+def read_torch(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        with archive.open(pickled) as file:
+            return TensorReader(archive, file).load()
 
 
 STORAGES = {"FloatStorage": "f4", "HalfStorage": "f2", "DoubleStorage": "f8", "BFloat16Storage": "bf16"}
@@ -129,21 +129,6 @@ def tensor(storage: np.ndarray, offset: int, size: tuple, stride: tuple, *_) -> 
     return np.lib.stride_tricks.as_strided(storage[offset:], size, steps, writeable=False)
 
 
-# Errors of an unpickler on a damaged file
-DAMAGED = (pickle.UnpicklingError, zipfile.BadZipFile, AttributeError, EOFError, LookupError, MemoryError)
-DAMAGED += (TypeError, ValueError)
-
-
-def read_torch(path: Path) -> Any:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(pickled) as file:
-                return TensorReader(archive, file).load()
-    except DAMAGED as error:
-        raise UserError(f"{path}: refused: not PyTorch weights, or a damaged file ({error})") from None
-
-
 def from_torch_names(tensors: Tensors) -> Tensors:
     """Convert names and layouts of PyTorch to those of Flax."""
     renamed = {}
@@ -166,25 +151,23 @@ RELEASED_NAMES = {
     "blocks.attend.k_norm.weight": "blocks_{}/attn/k_norm/weight",
     "blocks.mlp.norm.weight": "blocks_{}/norm2/weight",
     "x_norm.weight": "final_layer/norm_final/weight",
-    "decode_head.weight": "proj_kernel",
-    "decode_head.bias": "proj_bias",
-    "unembed.weight": "unembed_kernel",
-    "unembed.bias": "unembed_bias",
 }
 for ours, name in {
-    "self_cond": "self_cond_proj",
-    "expand": "text_proj/proj2",
-    "time.mlp_in": "t_embedder/mlp_0",
-    "time.mlp_out": "t_embedder/mlp_2",
-    "guidance.mlp_in": "self_cond_cfg_embedder/mlp_0",
-    "guidance.mlp_out": "self_cond_cfg_embedder/mlp_2",
-    "blocks.attend.qkv": "blocks_{}/attn/qkv",
-    "blocks.attend.out": "blocks_{}/attn/proj",
-    "blocks.mlp.gate_up": "blocks_{}/mlp/w12",
-    "blocks.mlp.down": "blocks_{}/mlp/w3",
-    "x_head": "final_layer/linear",
+    "self_cond": "self_cond_proj/",
+    "expand": "text_proj/proj2/",
+    "time.mlp_in": "t_embedder/mlp_0/",
+    "time.mlp_out": "t_embedder/mlp_2/",
+    "guidance.mlp_in": "self_cond_cfg_embedder/mlp_0/",
+    "guidance.mlp_out": "self_cond_cfg_embedder/mlp_2/",
+    "blocks.attend.qkv": "blocks_{}/attn/qkv/",
+    "blocks.attend.out": "blocks_{}/attn/proj/",
+    "blocks.mlp.gate_up": "blocks_{}/mlp/w12/",
+    "blocks.mlp.down": "blocks_{}/mlp/w3/",
+    "x_head": "final_layer/linear/",
+    "decode_head": "proj_",
+    "unembed": "unembed_",
 }.items():
-    RELEASED_NAMES |= {f"{ours}.weight": f"{name}/kernel", f"{ours}.bias": f"{name}/bias"}
+    RELEASED_NAMES |= {f"{ours}.weight": f"{name}kernel", f"{ours}.bias": f"{name}bias"}
 
 
 def from_released(like: ELF, tensors: Mapping[str, np.ndarray], where: str = "released weights") -> ELF:
@@ -192,22 +175,21 @@ def from_released(like: ELF, tensors: Mapping[str, np.ndarray], where: str = "re
 
     Released RoPE pairs neighbouring channels of a head, and ours the halves of a head: q and k are reordered.
     """
-    control = ("t_emb_tokens", "self_cond_cfg_tokens", "mode_tokens")  # may have an axis of 1 in front
-    tensors = {
-        name: value[0] if name in control and value.ndim == 3 and len(value) == 1 else value
-        for name, value in tensors.items()
-    }
+    tensors = dict(tensors)
+    for name in {"t_emb_tokens", "self_cond_cfg_tokens", "mode_tokens"} & tensors.keys():
+        if tensors[name].ndim == 3 and len(tensors[name]) == 1:  # an axis of 1 may be in front
+            tensors[name] = tensors[name][0]
     model = fill(like, RELEASED_NAMES, tensors, where)
     d = model.blocks.attend.q_norm.weight.shape[-1]
     halves = np.r_[0:d:2, 1:d:2]
+    channels = np.arange(model.blocks.attend.qkv.weight.shape[-1]).reshape(3, -1, d)
+    channels[:2] = channels[:2, :, halves]
 
-    def leaves(model):
-        attend = model.blocks.attend
-        return attend.q_norm.weight, attend.k_norm.weight, attend.qkv.weight, attend.qkv.bias
+    def norms(model):
+        return model.blocks.attend.q_norm.weight, model.blocks.attend.k_norm.weight
 
-    def reordered(qkv):
-        parts = qkv.reshape(*qkv.shape[:-1], 3, -1, d)
-        return jnp.concatenate([parts[..., :2, :, halves], parts[..., 2:, :, :]], axis=-3).reshape(qkv.shape)
+    def qkv(model):
+        return model.blocks.attend.qkv.weight, model.blocks.attend.qkv.bias
 
-    q_norm, k_norm, *qkv = leaves(model)
-    return eqx.tree_at(leaves, model, [q_norm[..., halves], k_norm[..., halves], *map(reordered, qkv)])
+    model = eqx.tree_at(norms, model, replace_fn=lambda weight: weight[..., halves])
+    return eqx.tree_at(qkv, model, replace_fn=lambda weight: weight[..., channels.ravel()])

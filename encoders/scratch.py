@@ -1,6 +1,6 @@
-"""A T5 trained from scratch by span corruption; ELF keeps its encoder (Appendix E.3).
+"""A T5 trained from scratch by span corruption; ELF keeps the encoder (Appendix E.3).
 
-The paper's has the size of T5-small and trains on OpenWebText. Ours for embedded corpora trains in minutes.
+In the paper it has the size of T5-small and trains on OpenWebText. For embedded corpora it trains in minutes.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +15,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from corpora.rows import Rows
 from elf import RMSNorm
-from encoders.t5 import T5_CONFIGS, T5Attention, T5Encoder, T5FeedForward, relative_bias, t5_from_config
+from encoders.t5 import T5_CONFIGS, T5Block, T5Encoder, block_sizes, relative_bias, t5_from_config
 from runtime.errors import UserError
 
+Row = Int[Array, " L"]
+Scalar = Int[Array, ""]
 VERSION = 1
 """Version of the recipe: raise it by hand when the same config gives other weights (network, draws, loss)."""
 
@@ -57,34 +59,8 @@ def sentinels_of(tokenizer) -> list[int]:
     vocab = tokenizer.get_vocab()
     sentinels = [vocab[f"<extra_id_{i}>"] for i in range(100) if f"<extra_id_{i}>" in vocab]
     if not sentinels or tokenizer.pad_token_id != 0:
-        raise UserError(
-            "--encoder scratch needs a --tokenizer like T5's: with <extra_id_0> and padding as token 0"
-        )
+        raise UserError("--encoder scratch needs a --tokenizer with <extra_id_0> and padding as token 0")
     return sentinels
-
-
-class DecoderBlock(eqx.Module):
-    norm1: RMSNorm
-    attend: T5Attention
-    norm2: RMSNorm
-    cross: T5Attention
-    norm3: RMSNorm
-    mlp: T5FeedForward
-
-    def __init__(self, config: Mapping, *, key: PRNGKeyArray):
-        k1, k2, k3 = jax.random.split(key, 3)
-        width, heads, head_dim = config["d_model"], config["num_heads"], config["d_kv"]
-        gated = config["feed_forward_proj"].startswith("gated")
-        self.norm1, self.norm2, self.norm3 = RMSNorm(width), RMSNorm(width), RMSNorm(width)
-        self.attend = T5Attention(width, heads, head_dim, key=k1)
-        self.cross = T5Attention(width, heads, head_dim, key=k2)
-        self.mlp = T5FeedForward(width, config["d_ff"], gated, key=k3)
-
-    def __call__(self, h, context, bias, cross_bias):
-        normed = self.norm1(h)
-        h = h + self.attend(normed, normed, bias)
-        h = h + self.cross(self.norm2(h), context, cross_bias)
-        return h + self.mlp(self.norm3(h))
 
 
 class T5(eqx.Module):
@@ -92,17 +68,17 @@ class T5(eqx.Module):
 
     encoder: T5Encoder
     position_bias: Float[Array, "buckets heads"]
-    blocks: DecoderBlock  # every leaf stacked over depth
+    blocks: T5Block  # every leaf stacked over depth
     norm: RMSNorm
 
     def __init__(self, config: Mapping, *, embed_std: float = 1.0, key: PRNGKeyArray):
         k1, k2, k3 = jax.random.split(key, 3)
-        encoder, width = t5_from_config(config, k1), config["d_model"]
+        encoder = t5_from_config(config, k1)
         self.encoder = eqx.tree_at(lambda e: e.embed, encoder, embed_std * encoder.embed)
-        self.position_bias = width**-0.5 * jax.random.normal(k2, encoder.position_bias.shape)
+        self.position_bias = config["d_model"] ** -0.5 * jax.random.normal(k2, encoder.position_bias.shape)
         keys = jax.random.split(k3, config.get("num_decoder_layers", config["num_layers"]))
-        self.blocks = eqx.filter_vmap(lambda k: DecoderBlock(config, key=k))(keys)
-        self.norm = RMSNorm(width)
+        self.blocks = eqx.filter_vmap(lambda k: T5Block(**block_sizes(config), cross=True, key=k))(keys)
+        self.norm = RMSNorm(config["d_model"])
 
     def __call__(self, s: Int[Array, "N L"], target: Int[Array, "N T"]) -> Float[Array, "N T V"]:
         """Compute the logits of each target token from the source and earlier target tokens; 0 is padding."""
@@ -111,45 +87,47 @@ class T5(eqx.Module):
         context = self.encoder(s, jnp.broadcast_to(valid, (n, length, length)))
         causal = jnp.broadcast_to(jnp.tri(width, dtype=bool), (n, width, width))
         bias = relative_bias(self.position_bias, causal, self.encoder.max_distance)
-        cross_bias = jnp.broadcast_to(jnp.where(valid, 0.0, -1e9)[:, None], (n, bias.shape[1], width, length))
-        before = jnp.pad(target[:, :-1], ((0, 0), (1, 0)))
-        h = self.encoder.embed[before]
-        h, _ = jax.lax.scan(lambda h, block: (block(h, context, bias, cross_bias), None), h, self.blocks)
+        seen = jnp.where(valid, 0.0, -1e9)[:, None]
+        across = context, jnp.broadcast_to(seen, (n, bias.shape[1], width, length))
+        h = self.encoder.embed[jnp.pad(target[:, :-1], ((0, 0), (1, 0)))]
+        h, _ = jax.lax.scan(lambda h, block: (block(h, bias, across), None), h, self.blocks)
         return (self.norm(h) @ self.encoder.embed.T * h.shape[-1] ** -0.5).astype(jnp.float32)
 
 
 # Span corruption: sentinels replace spans of a text in the source, and the target spells out the spans
 
 
-def span_counts(length: int, density: float, mean_span: float, sentinels: int) -> tuple[int, int]:
-    """Count the hidden tokens of a text, and the spans they form."""
-    hidden = max(1, round(length * density))
-    return hidden, min(max(1, round(hidden / mean_span)), sentinels, max(1, length - hidden + 1))
-
-
-def choose(key: PRNGKeyArray, n: Int[Array, ""], of: Int[Array, ""], size: int) -> Bool[Array, " size"]:
+def choose(key: PRNGKeyArray, n: Scalar, of: Scalar, size: int) -> Bool[Array, " size"]:
     """Mark n of the first `of` places; every choice is equally likely."""
     u = jnp.where(jnp.arange(size) < of, jax.random.uniform(key, (size,)), jnp.inf)
     return jnp.argsort(jnp.argsort(u)) < n
 
 
+def span_counts(n: np.ndarray, sentinels: int, recipe: Recipe) -> tuple[np.ndarray, np.ndarray]:
+    """Count the hidden tokens of texts of n tokens, and the spans they form."""
+    hidden = np.maximum(1, np.round(n * recipe.density)).astype(int)
+    spans = np.maximum(1, np.round(hidden / recipe.mean_span)).astype(int)
+    return hidden, np.minimum(spans, np.clip(n - hidden + 1, 1, sentinels))
+
+
+def scatter(size: int, *parts: tuple[Array, Array | int]) -> Int[Array, " size"]:
+    """Put values at places, given as (places, values), into zeros; places beyond the size are dropped."""
+    at, values = (jnp.concatenate([jnp.atleast_1d(a) for a in column]) for column in zip(*parts, strict=True))
+    return jnp.zeros(size, values.dtype).at[at].set(values, mode="drop")
+
+
 def corrupt_spans(
-    key: PRNGKeyArray,
-    s: Int[Array, " L"],
-    n: Int[Array, ""],
-    sentinels: Int[Array, " K"],
-    eos: int,
-    recipe: Recipe,
+    key: PRNGKeyArray, s: Row, n: Scalar, sentinels: Int[Array, " K"], eos: int, recipe: Recipe
 ) -> tuple[Int[Array, " S"], Int[Array, " T"]]:
     """Make source and target from the first n tokens of s; both end in EOS and are padded by 0."""
     length, (k1, k2) = len(s), jax.random.split(key)
-    counts = [span_counts(i, recipe.density, recipe.mean_span, len(sentinels)) for i in range(length + 1)]
-    counts = np.array(counts)
-    source_length = (np.arange(length + 1) - counts[:, 0] + counts[:, 1]).max() + 1
-    target_length = counts.sum(1).max() + 1
-    hidden, spans = jnp.asarray(counts)[n]
+    lengths = np.arange(length + 1)
+    hidden, spans = span_counts(lengths, len(sentinels), recipe)
+    source_length = (lengths - hidden + spans).max() + 1
+    target_length = (hidden + spans).max() + 1
+    j = jnp.arange(hidden.max())  # numbers the hidden tokens
+    hidden, spans = jnp.asarray(hidden)[n], jnp.asarray(spans)[n]
 
-    j = jnp.arange(counts[:, 0].max())  # numbers the hidden tokens
     starts = choose(k1, spans - 1, hidden - 1, len(j))  # hidden tokens that begin a span, except the first
     starts = jnp.pad(starts, (1, 0), constant_values=True)[:-1]
     span = jnp.cumsum(starts) - 1
@@ -160,25 +138,18 @@ def corrupt_spans(
     def mark(where):
         return jnp.zeros(length, bool).at[jnp.where(where, position, length)].set(True, mode="drop")
 
-    def put(size, *parts):
-        """Scatter (places, values); places beyond the size are dropped."""
-        at, values = (jnp.concatenate([jnp.atleast_1d(part[i]) for part in parts]) for i in range(2))
-        return jnp.zeros(size, s.dtype).at[at].set(values, mode="drop")
-
     first, gone = mark(starts), mark(True)
     stays = (jnp.arange(length) < n) & (first | ~gone)
     tokens = jnp.where(first, sentinels[jnp.cumsum(first) - 1], s)
     stay_at = jnp.where(stays, jnp.cumsum(stays) - 1, source_length)
-    source = put(source_length, (stay_at, tokens), (jnp.sum(stays), eos))
+    source = scatter(source_length, (stay_at, tokens), (jnp.sum(stays), eos))
     sentinel_at = jnp.where(starts & (j < hidden), j + span, target_length)
     token_at = jnp.where(j < hidden, j + span + 1, target_length)
     spelled = (sentinel_at, sentinels[span]), (token_at, s[position])
-    return source, put(target_length, *spelled, (hidden + spans, eos))
+    return source, scatter(target_length, *spelled, (hidden + spans, eos))
 
 
-def text_to_learn(
-    key: PRNGKeyArray, s: Int[Array, " L"], length: Int[Array, ""], prefix: Int[Array, ""]
-) -> tuple[Int[Array, " L"], Int[Array, ""]]:
+def text_to_learn(key: PRNGKeyArray, s: Row, length: Scalar, prefix: Scalar) -> tuple[Row, Scalar]:
     """Draw a text to learn from: the row, or its source or text alone. Count its tokens without the last EOS.
 
     Together, words get embeddings near their translations; alone is how ELF encodes a source.

@@ -18,6 +18,12 @@ from encoders.weights import configuration, dotted, fill, read_tensors
 from runtime.attention import attend_biased
 from runtime.errors import UserError
 
+Hidden = Float[Array, "N T E"]
+Context = Float[Array, "N S E"]
+Bias = Float[Array, "N heads T S"]
+Sees = Bool[Array, "N T T"]  # [n, i, j] says whether i attends to j
+linear = partial(Linear, bias=False)
+
 
 class T5Attention(eqx.Module):
     """Attention without biases in its layers or scaling of its scores. Positions are a bias on the scores."""
@@ -29,16 +35,15 @@ class T5Attention(eqx.Module):
     heads: int = eqx.field(static=True)
 
     def __init__(self, width: int, heads: int, head_dim: int, *, key: PRNGKeyArray):
-        keys, inner = jax.random.split(key, 4), heads * head_dim
-        self.q = Linear(width, inner, bias=False, std=(width * head_dim) ** -0.5, key=keys[0])
-        self.k = Linear(width, inner, bias=False, std=width**-0.5, key=keys[1])
-        self.v = Linear(width, inner, bias=False, std=width**-0.5, key=keys[2])
-        self.out = Linear(inner, width, bias=False, std=inner**-0.5, key=keys[3])
+        inner = heads * head_dim
+        keys = jax.random.split(key, 4)
+        self.q = linear(width, inner, std=(width * head_dim) ** -0.5, key=keys[0])
+        self.k = linear(width, inner, std=width**-0.5, key=keys[1])
+        self.v = linear(width, inner, std=width**-0.5, key=keys[2])
+        self.out = linear(inner, width, std=inner**-0.5, key=keys[3])
         self.heads = heads
 
-    def __call__(
-        self, h: Float[Array, "N T E"], context: Float[Array, "N S E"], bias: Float[Array, "N heads T S"]
-    ) -> Float[Array, "N T E"]:
+    def __call__(self, h: Hidden, context: Context, bias: Bias) -> Hidden:
         split = partial(rearrange, pattern="N T (heads d) -> N heads T d", heads=self.heads)
         q, k, v = split(self.q(h)), split(self.k(context)), split(self.v(context))
         return self.out(attend_biased(q, k, v, bias))
@@ -53,31 +58,40 @@ class T5FeedForward(eqx.Module):
 
     def __init__(self, width: int, inner: int, gated: bool, *, key: PRNGKeyArray):
         keys = jax.random.split(key, 3)
-        self.up = Linear(width, inner, bias=False, std=width**-0.5, key=keys[0])
-        self.gate = Linear(width, inner, bias=False, std=width**-0.5, key=keys[1]) if gated else None
-        self.down = Linear(inner, width, bias=False, std=inner**-0.5, key=keys[2])
+        self.up = linear(width, inner, std=width**-0.5, key=keys[0])
+        self.gate = linear(width, inner, std=width**-0.5, key=keys[1]) if gated else None
+        self.down = linear(inner, width, std=inner**-0.5, key=keys[2])
 
-    def __call__(self, h: Float[Array, "N T E"]) -> Float[Array, "N T E"]:
+    def __call__(self, h: Hidden) -> Hidden:
         inner = jax.nn.relu(self.up(h)) if self.gate is None else jax.nn.gelu(self.gate(h)) * self.up(h)
         return self.down(inner)
 
 
 class T5Block(eqx.Module):
+    """A layer of the encoder, or one of the decoder, with attention across to the encoder's output."""
+
     norm1: RMSNorm
     attend: T5Attention
     norm2: RMSNorm
+    cross: T5Attention | None
+    norm3: RMSNorm | None
     mlp: T5FeedForward
 
-    def __init__(self, width: int, heads: int, head_dim: int, inner: int, gated: bool, *, key: PRNGKeyArray):
-        k1, k2 = jax.random.split(key)
+    def __init__(self, width: int, heads: int, head_dim: int, inner: int, gated: bool, cross=False, *, key):
+        k1, *k2, k3 = jax.random.split(key, 3 if cross else 2)
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        self.norm3 = RMSNorm(width) if cross else None
         self.attend = T5Attention(width, heads, head_dim, key=k1)
-        self.mlp = T5FeedForward(width, inner, gated, key=k2)
+        self.cross = T5Attention(width, heads, head_dim, key=k2[0]) if cross else None
+        self.mlp = T5FeedForward(width, inner, gated, key=k3)
 
-    def __call__(self, h: Float[Array, "N T E"], bias: Float[Array, "N heads T T"]) -> Float[Array, "N T E"]:
+    def __call__(self, h: Hidden, bias: Bias, across: tuple[Context, Bias] | None = None) -> Hidden:
         normed = self.norm1(h)
         h = h + self.attend(normed, normed, bias)
-        return h + self.mlp(self.norm2(h))
+        if self.cross is None:
+            return h + self.mlp(self.norm2(h))
+        h = h + self.cross(self.norm2(h), *across)
+        return h + self.mlp(self.norm3(h))
 
 
 def relative_bucket(distance: Int[Array, "*s"], buckets: int, max_distance: int) -> Int[Array, "*s"]:
@@ -89,17 +103,15 @@ def relative_bucket(distance: Int[Array, "*s"], buckets: int, max_distance: int)
     return jnp.where(distance > 0, half, 0) + jnp.where(far < exact, far, coarse)
 
 
-def relative_bias(
-    table: Float[Array, "buckets heads"], sees: Bool[Array, "N T T"], max_distance: int
-) -> Float[Array, "N heads T T"]:
-    """Compute the score added for every pair of positions; `sees[n, i, j]` says whether i attends to j."""
+def relative_bias(table: Float[Array, "buckets heads"], sees: Sees, max_distance: int) -> Bias:
+    """Compute the score to add for every pair of positions, by their distance and by who sees whom."""
     positions = jnp.arange(sees.shape[-1])
     bias = table.T[:, relative_bucket(positions[None, :] - positions[:, None], len(table), max_distance)]
     return jnp.where(sees[:, None], bias, jnp.asarray(-1e9, bias.dtype))
 
 
 class T5Encoder(eqx.Module):
-    """Tokens to contextual embeddings."""
+    """Network from tokens to contextual embeddings."""
 
     embed: Float[Array, "V E"]
     position_bias: Float[Array, "buckets heads"]
@@ -108,9 +120,7 @@ class T5Encoder(eqx.Module):
     max_distance: int = eqx.field(static=True)
     unroll: int = eqx.field(static=True)
 
-    def __init__(
-        self, vocab: int, depth: int, buckets: int, max_distance: int, unroll: int, key: PRNGKeyArray, **block
-    ):
+    def __init__(self, vocab: int, depth: int, buckets: int, max_distance: int, unroll: int, key, **block):
         """Draw the weights; `block` holds the arguments of a `T5Block`."""
         k1, k2, k3 = jax.random.split(key, 3)
         width = block["width"]
@@ -120,10 +130,11 @@ class T5Encoder(eqx.Module):
         self.norm = RMSNorm(width)
         self.max_distance, self.unroll = max_distance, unroll
 
-    def __call__(self, s: Int[Array, "N L"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
+    def __call__(self, s: Int[Array, "N T"], sees: Sees) -> Hidden:
         return self.in_context(self.embed[s], sees)
 
-    def in_context(self, h: Float[Array, "N L E"], sees: Bool[Array, "N L L"]) -> Float[Array, "N L E"]:
+    def in_context(self, h: Hidden, sees: Sees) -> Hidden:
+        """Run the network on embeddings that no context has changed yet."""
         bias = relative_bias(self.position_bias, sees, self.max_distance)
         h, _ = jax.lax.scan(lambda h, block: (block(h, bias), None), h, self.blocks, unroll=self.unroll)
         return self.norm(h)
@@ -145,10 +156,6 @@ T5_NAMES = {
     "blocks.mlp.down.weight": f"{LAYER}.1.DenseReluDense.wo.weight",
     "norm.weight": "encoder.final_layer_norm.weight",
 }
-# Our argument -> name in a configuration
-CONFIG_NAMES = dict(vocab="vocab_size", width="d_model", depth="num_layers", heads="num_heads")
-CONFIG_NAMES |= dict(head_dim="d_kv", inner="d_ff", buckets="relative_attention_num_buckets")
-CONFIG_NAMES |= dict(max_distance="relative_attention_max_distance")
 # Configurations of the original T5s, for planning without their files
 ORIGINAL = dict(vocab_size=32_128, d_kv=64, feed_forward_proj="relu")
 ORIGINAL |= dict(relative_attention_num_buckets=32, relative_attention_max_distance=128)
@@ -159,6 +166,7 @@ T5_CONFIGS = {
 
 
 def t5_names(encoder: T5Encoder) -> dict[str, str]:
+    """Return the Hugging Face name of every leaf; without a gate, `wi` takes the place of `wi_1`."""
     ungated = {"blocks.mlp.up.weight": f"{LAYER}.1.DenseReluDense.wi.weight"}
     return T5_NAMES | ungated if encoder.blocks.mlp.gate is None else T5_NAMES
 
@@ -169,11 +177,21 @@ def transposed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: tensor.T if name in matrices else tensor for name, tensor in tensors.items()}
 
 
+def block_sizes(config: Mapping) -> dict:
+    """Read the arguments of a `T5Block` from a Hugging Face configuration."""
+    sizes = dict(width=config["d_model"], heads=config["num_heads"], head_dim=config["d_kv"])
+    return sizes | dict(
+        inner=config["d_ff"], gated=config.get("feed_forward_proj", "relu").startswith("gated")
+    )
+
+
 def t5_from_config(config: Mapping, key: PRNGKeyArray, unroll: int = 1) -> T5Encoder:
     """Make an untrained encoder of the shape in a Hugging Face configuration."""
-    config = {"relative_attention_max_distance": 128, "feed_forward_proj": "relu", **config}
-    sizes = {ours: config[name] for ours, name in CONFIG_NAMES.items()}
-    return T5Encoder(**sizes, gated=config["feed_forward_proj"].startswith("gated"), unroll=unroll, key=key)
+    block = block_sizes(config)
+    buckets = config["relative_attention_num_buckets"]
+    max_distance = config.get("relative_attention_max_distance", 128)
+    sizes = config["vocab_size"], config["num_layers"], buckets, max_distance
+    return T5Encoder(*sizes, unroll=unroll, key=key, **block)
 
 
 def t5_config(encoder: T5Encoder) -> dict:
@@ -197,9 +215,8 @@ def load_t5(directory: Path) -> T5Encoder:
     """Load the encoder of a Hugging Face T5 directory. Every tensor must be there and fit."""
     with configuration(directory) as config:
         like = t5_like(config, directory)
-    tensors = read_tensors(directory)
-    tensors = {k: v for k, v in tensors.items() if not k.startswith(("decoder.", "lm_head."))}  # of whole T5s
-    tensors.pop("encoder.embed_tokens.weight", None)  # a copy of shared.weight
+    # A whole T5 has a decoder, a head and a copy of shared.weight.
+    tensors = read_tensors(directory, unneeded=r"decoder\.|lm_head\.|encoder\.embed_tokens\.weight$")
     return fill(like, t5_names(like), transposed(tensors), f"{directory}/model.safetensors")
 
 

@@ -1,9 +1,10 @@
-"""Weights by name: a network filled with tensors that have other names.
+"""Weights by name: a network is filled with tensors that have other names.
 
-A table maps each of our leaves to a name. With {} in it, a stacked leaf gathers the tensors of layers 0, 1, …
+A table maps each of our leaves to a name. A name with {} stands for one tensor a layer, stacked in our leaf.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from runtime.errors import UserError
 
 
 def dotted(path) -> str:
-    """Write the path of a leaf as `blocks.norm.weight`."""
+    """Write the path of a leaf as in `blocks.norm.weight`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
@@ -46,13 +47,14 @@ def fill(like, names: Mapping[str, str], tensors: Mapping[str, np.ndarray], wher
     return filled
 
 
-def read_tensors(directory: Path) -> dict[str, np.ndarray]:
-    """Read the weights of a Hugging Face directory; they may be bfloat16."""
+def read_tensors(directory: Path, unneeded: str) -> dict[str, np.ndarray]:
+    """Read the weights of a Hugging Face directory, without names that match the pattern `unneeded`."""
     file = directory / "model.safetensors"
     try:
-        return {name: np.asarray(tensor) for name, tensor in load_file(file).items()}
+        tensors = load_file(file)  # by JAX, as NumPy has no bfloat16
     except SafetensorError as error:  # cut off while downloading, or only the pointer of a large file
         raise UserError(f"{file}: not whole, or not of that format ({error}): download it again") from None
+    return {name: np.asarray(tensor) for name, tensor in tensors.items() if not re.match(unneeded, name)}
 
 
 @contextmanager
