@@ -66,25 +66,22 @@ AFTER_BASE = ("distilled", "table", "gaussian", "learned")
 
 
 class Arm(NamedTuple):
-    """A trained variant and a sampler, which a claim compares with others."""
+    """Trained variant and sampler, to compare with other arms."""
 
     label: str
     variant: str
     sampler: Sampler
 
 
-Pairs = list[tuple[str, str]]  # labels of two arms, of which the first should have more
-
-
 class Claim(NamedTuple):
     arms: list[Arm]
-    orders: dict[str, Pairs]
-    """Pairs of arms to compare, by score."""
+    orders: dict[str, list[tuple[str, str]]]
+    """Pairs of labels by score; the first arm of a pair should have more."""
     as_good: bool = False
     """Whether the first of two arms may have fewer valid texts, by up to MARGIN."""
 
 
-def pairs_of(chains: str) -> Pairs:
+def pairs_of(chains: str) -> list[tuple[str, str]]:
     """Read chains such as `a < b=variant > c, d; …`: arms are labels, and variants where they differ."""
     pairs = []
     for chain in re.sub(r"=[\w-]+", "", chains).split("; "):
@@ -174,8 +171,6 @@ CLAIMS = {
 }
 ARMS = [arm for claim in CLAIMS.values() for arm in claim.arms]
 
-
-# Runs and measurements
 
 PLACE, RESULTS = Path("runs/claims"), Path("results")
 KEPT = RESULTS / "claims.json"
@@ -306,8 +301,6 @@ def study(names: Sequence[str], seeds: tuple[int, ...], jobs: int) -> list[str]:
     return run_all(first, jobs) + run_all(second, jobs)
 
 
-# The report
-
 MARGIN = 0.05  # of valid texts, by which the first of two that are as good may be worse
 LEVEL = 0.05  # of significance
 SETTINGS = {"steps": "{} steps", "w": "w {:g}", "gamma": "γ {:g}"}
@@ -327,7 +320,7 @@ def scores_of(claim: Claim, kept: Kept) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 class Difference(NamedTuple):
-    """The difference of a score between two arms in the same seeds."""
+    """Difference of a score between two arms in the same seeds."""
 
     score: str
     pair: str

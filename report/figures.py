@@ -1,4 +1,4 @@
-"""The paper's figures with our scores, beside the points it prints; and the plotter of all pictures."""
+"""The paper's figures with our scores beside the points it prints, and the plotter of all pictures."""
 
 import math
 from collections.abc import Sequence
@@ -24,14 +24,11 @@ class Point(NamedTuple):
     """Standard error of x."""
 
 
-Curves = dict[str, list[Point]]
-
-
 class Panel(NamedTuple):
     title: str
     x: str
     y: str
-    curves: Curves
+    curves: dict[str, list[Point]]
     log: str = ""
     """Logarithmic axes: x, y or both. If values differ 50-fold, y always is."""
     grey: Sequence[list[Point]] = ()
@@ -42,20 +39,16 @@ class Panel(NamedTuple):
 
 def plot(file: Path, title: str, panels: Sequence[Panel], size: tuple[float, float] = (4.2, 3.6)):
     """Draw panels side by side, each of a size in inches."""
-    import matplotlib
+    from matplotlib import figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shape = dict(figsize=(size[0] * len(panels), size[1]), layout="constrained", squeeze=False)
+    canvas = figure.Figure((size[0] * len(panels), size[1]), layout="constrained")
     same_x = panels[0].x in ("steps", "guidance scale")
-    canvas, axes = plt.subplots(1, len(panels), sharex=same_x, **shape)
+    axes = canvas.subplots(1, len(panels), sharex=same_x, squeeze=False)
     for axis, panel in zip(axes[0], panels, strict=True):
         draw(axis, panel)
     canvas.suptitle(title, fontsize=11)
     file.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(file, dpi=120)
-    plt.close(canvas)
 
 
 def draw(axis, panel: Panel):
@@ -84,10 +77,10 @@ def scale(axis, panel: Panel):
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, PercentFormatter
 
     points = [p for points in panel.curves.values() for p in points if math.isfinite(p.y)]
-    lowest, highest = (f((p.y for p in points), default=0) for f in (min, max))
+    heights = [p.y for p in points] or [0]
     if panel.rows:
         axis.set(yticks=range(len(panel.rows)), yticklabels=panel.rows, ylim=(len(panel.rows) - 0.5, -0.5))
-    elif "y" in panel.log or highest > 50 * lowest > 0:
+    elif "y" in panel.log or max(heights) > 50 * min(heights) > 0:
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
@@ -152,12 +145,12 @@ def table_10(size: str, samplers: dict[str, Sampler]) -> list[Point]:
 
 
 class Sweep(NamedTuple):
-    """A figure of the paper: samplers to measure, and the paper's points."""
+    """Figure of the paper: samplers to measure, and the points that the paper prints."""
 
     title: str
     curves: dict[str, dict[str, Sampler]]
     """Samplers by label, for each curve."""
-    paper: Curves
+    paper: dict[str, list[Point]]
     x: str = "entropy"
     """Setting of the sampler along the x axis, or the measured entropy."""
     y: str = "PPL"
@@ -223,11 +216,11 @@ def paper_figure(name: str, benches: Sequence[Bench], seeds: Sequence[int]) -> F
             for head in heads:
                 y = mean_of(scores[bench.judge.shown[head]])
                 curves[head][label].append(Point(x, y, at if sweep.x == "entropy" else ""))
-    labels = {"PPL": "perplexity", "valid": "share of valid texts", "cfg": "guidance scale"}
+    names = {"PPL": "perplexity", "valid": "share of valid texts", "cfg": "guidance scale"}
     shown = [("here" if theirs else "", head, curves[head]) for head in heads]
     shown += [("the paper", sweep.y, theirs)] if theirs else []
-    x, log = labels.get(sweep.x, sweep.x), "x" * (sweep.x == "steps")
-    panels = [Panel(who, x, labels.get(y, y), points, log) for who, y, points in shown]
+    x, log = names.get(sweep.x, sweep.x), "x" * (sweep.x == "steps")
+    panels = [Panel(who, x, names.get(y, y), points, log) for who, y, points in shown]
     table = Table(sweep.title, ["run", "curve", "at", *scores], rows, notes_of(benches, seeds))
     return Figure(panels, table)
 

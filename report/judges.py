@@ -29,7 +29,7 @@ from runtime.mesh import by_row, is_process_0, place_rows, replicate, to_host
 
 class Judgement(NamedTuple):
     scores: dict[str, Score]
-    """Scores of all texts together."""
+    """Scores of the texts as a set."""
     each: list[float]
     """One score for each text."""
 
@@ -102,7 +102,7 @@ NO_JUDGE = Judge("no judge; entropy of words within a text, nats", WORD_SCORES, 
 
 
 def report(judge: Judge, corpus: Corpus | None, texts: list[str], scores: dict[str, Score]) -> str:
-    """Format the scores of samples as a table, beside those of the held-out texts or of trivial answers."""
+    """Format the scores of samples as a table, beside those of held-out texts or of trivial answers."""
     columns = dict(samples=scores)
     if corpus and "BLEU" in judge.shown:
         sources = [example.source for example in corpus.held_out[: len(texts)]]
@@ -146,7 +146,7 @@ def gpt2_judge(name: str, mesh: Mesh) -> Judge:
 def judge_by_gpt2(model: GPT2, tokenizer: Any, mesh: Mesh, texts: list[str]) -> Judgement:
     """Score texts by perplexity under the model, and by entropy and distinct n-grams of their tokens."""
     if not any(text.strip() for text in texts):
-        raise UserError(f"nothing to judge: all of the {len(texts)} texts are empty")
+        raise UserError(f"nothing to judge: all of the {len(texts)} texts are empty; train longer")
     context, eos = len(model.positions), tokenizer.eos_token_id
     tokens = [row[:context] for row in tokenizer(texts, verbose=False)["input_ids"]]
     # An EOS ends each row, if there is room. Widths are multiples of 64, as each is compiled.

@@ -5,9 +5,9 @@ A page is one file that loads nothing else.
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from html import escape
+from string import Template
 from typing import NamedTuple
 
 from report.texts import Frame
@@ -27,10 +27,9 @@ mark { background: color-mix(in srgb, #e8b13a 45%, transparent); color: inherit;
 
 
 def page(title: str, body: str) -> str:
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
-    body = f"<h1>{escape(title)}</h1>{body}"
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>\n"
+    name, meta = escape(title), '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = f"{meta}<title>{name}</title><style>{STYLE}</style>"
+    return f"<!doctype html><html lang=en><head>{head}</head><body><h1>{name}</h1>{body}</body></html>\n"
 
 
 class Sample(NamedTuple):
@@ -70,13 +69,13 @@ def samples_page(
     return page(title, head + "".join(articles))
 
 
-SLIDER = """
-<p class="about">{about} Move the slider, or press the arrow keys.</p>
+SLIDER = Template("""
+<p class="about">$about Move the slider, or press the arrow keys.</p>
 <label>t = <output id="t"></output>
-<input id="slider" type="range" min="0" max="{last}" value="0" step="1" autofocus></label>
+<input id="slider" type="range" min="0" max="$last" value="0" step="1" autofocus></label>
 <div id="texts"></div>
 <script>
-const samples = {samples}, sources = {sources};
+const samples = $samples, sources = $sources;
 const slider = document.getElementById("slider");
 function show() {
   const i = +slider.value;
@@ -99,15 +98,15 @@ function show() {
 slider.addEventListener("input", show);
 show();
 </script>
-"""
+""")
 
 
 def trajectory_page(title: str, about: str, samples: list[list[Frame]], sources: Sequence[str] = ()) -> str:
     """Make a page with a slider over t that marks changed words; a sample's source stands above it."""
     frames = [[frame._asdict() for frame in frames] for frames in samples]
-    values = dict(about=escape(about), last=str(len(samples[0]) - 1))
-    values |= dict(sources=in_script(list(sources)), samples=in_script(frames))
-    return page(title, re.sub(r"\{(about|last|sources|samples)\}", lambda match: values[match[1]], SLIDER))
+    values = dict(about=escape(about), last=len(samples[0]) - 1)
+    values |= dict(samples=in_script(frames), sources=in_script(list(sources)))
+    return page(title, SLIDER.substitute(values))
 
 
 def in_script(value: list) -> str:

@@ -21,7 +21,7 @@ from runtime.mesh import is_process_0
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Container[int] = ()) -> str:
-    """Format a table as Markdown; columns are aligned right but for the numbers in `left`."""
+    """Format a table as Markdown; columns are aligned right, except the column numbers in `left`."""
     rule = ["---" if i in left else "---:" for i in range(len(columns))]
     return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rule, *rows])
 
@@ -61,7 +61,7 @@ def write(table: Table, out: Path):
         print(f"{table.text()}\n\n{out}.md\n{out}.csv")
 
 
-number = partial(shown, digits=2)
+number = partial(shown, digits=2)  # formats a score of ours
 
 
 def printed(score: Score | None) -> str:
@@ -73,15 +73,18 @@ def printed(score: Score | None) -> str:
 
 
 def check_judges(benches: Sequence[Bench], answers: bool | None = None):
-    """Refuse runs whose scores differ, or that lack the scores of answers (or the perplexities) needed."""
+    """Refuse runs whose scores differ, or that lack what is needed: scores of answers, or perplexities."""
     if len({tuple(bench.judge.shown.values()) for bench in benches}) > 1:
-        raise UserError("these runs have different scores: look at them apart, or give all the same --judge")
+        names = ", ".join(bench.trained.name for bench in benches)
+        raise UserError(f"{names}: their scores differ; give all the same --judge")
     if answers is None:
         return
     for bench in benches:
         run = f"--run {bench.trained.name}"
         if answers and not bench.conditions:
-            raise UserError(f"{run}: its texts have no source, so there is no right answer to compare with")
+            raise UserError(
+                f"{run}: its texts have no source, so there is no right answer; give a run with sources"
+            )
         if bench.conditions and not answers:
             raise UserError(f"{run}: this is about texts without a source; see `table downstream`")
         if ("BLEU" if answers else "PPL") not in bench.judge.shown:
@@ -110,7 +113,7 @@ def notes_of(benches: Sequence[Bench], seeds: Iterable[int], *more: str) -> list
 
 
 class Spec(NamedTuple):
-    """A table of the paper: what is measured, and what the paper prints."""
+    """Table of the paper: settings to measure, and the numbers that the paper prints."""
 
     title: str
     head: str
@@ -176,29 +179,25 @@ def paper_table(name: str, benches: Sequence[Bench], seeds: Sequence[int] = ()) 
     check_judges(benches, spec.answers)
     seeds = list(seeds or spec.seeds)
     make = rows_by_run if spec.by_run else rows_by_setting
-    columns, rows = make(spec, benches, seeds)
+    columns, *rows = make(spec, benches, seeds)
     return Table(spec.title, columns, rows, notes_of(benches, seeds, *spec.notes))
 
 
-Rows = tuple[list[str], list[list[str]]]  # columns and rows
-
-
-def rows_by_setting(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> Rows:
-    """Make a row for each setting; if the paper has the size of a run, its other sizes are left out."""
+def rows_by_setting(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> list[list[str]]:
+    """Make heads and a row for each setting; if the paper has a run's size, other sizes are left out."""
     head, sizes = spec.head.split(), dict.fromkeys(bench.trained.config.model for bench in benches)
     names = [name for size in sizes for name in spec.paper[0] if size in name.split()] or list(spec.paper[0])
-    columns = [*head, *(f"{b.trained.name} {score}" for b in benches for score in b.judge.shown), *names]
-    rows = []
+    rows = [[*head, *(f"{b.trained.name} {score}" for b in benches for score in b.judge.shown), *names]]
     for settings, theirs in zip(spec.settings, spec.paper, strict=True):
         steps, w, gamma = map(str, settings)
         first = {"steps": steps, "w": w, "γ": gamma, "sampler": "SDE" if settings.gamma else "ODE"}
         ours = [cell for bench in benches for cell in cells(bench, settings, seeds).values()]
         rows.append([*(first[name] for name in head), *ours, *(theirs[name] for name in names)])
-    return columns, rows
+    return rows
 
 
-def rows_by_run(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> Rows:
-    """Make a row for each run, with a group of columns for each setting; the paper lacks some scores."""
+def rows_by_run(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> list[list[str]]:
+    """Make heads and a row for each run, with columns for each setting; the paper lacks some scores."""
     rows = []
     for bench in benches:
         first = {"run": bench.trained.name, "data": bench.trained.config.data}
@@ -207,7 +206,8 @@ def rows_by_run(spec: Spec, benches: Sequence[Bench], seeds: list[int]) -> Rows:
             step = f"step={settings.steps} " * (len(spec.settings) > 1)
             row |= {f"{step}{name}": cell for name, cell in cells(bench, settings, seeds).items()}
         rows.append(row)
-    return list(rows[0]), [[row.get(column, "-") for column in rows[0]] for row in [*rows, *spec.paper]]
+    columns = list(rows[0])
+    return [columns, *([row.get(column, "-") for column in columns] for row in [*rows, *spec.paper])]
 
 
 def tokens(runs: Sequence[Trained]) -> Table:

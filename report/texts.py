@@ -52,7 +52,7 @@ def prefixes(conditions: Conditions | None, number: np.ndarray) -> np.ndarray | 
 
 
 class Frame(NamedTuple):
-    """A sample's text at one time of its trajectory."""
+    """Text of a sample at one time of its trajectory."""
 
     t: float
     text: str
@@ -83,11 +83,8 @@ def write_texts(file: Path, records: list[dict[str, str]]):
     write_file(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
-# Scores
-
-
 class Bench(NamedTuple):
-    """A network with all that a measurement needs besides the settings of the sampler."""
+    """Network, with all that a measurement needs besides the settings of the sampler."""
 
     trained: Trained
     corpus: Corpus | None
