@@ -84,7 +84,7 @@ def grammar_judge(rules: Grammar) -> Judge:
     """Judge by the exact likelihood. The share of valid texts is shown too, as others have no perplexity."""
 
     def judge(texts: list[str]) -> Judgement:
-        return Judgement(metrics.grammar_scores(rules, texts), metrics.exact_perplexities(rules, texts))
+        return Judgement(*metrics.grammar_scores(rules, texts))
 
     signature = "perplexity per word, exact, of the valid texts; entropy of words within a text, nats"
     shown = {"PPL": metrics.EXACT_PERPLEXITY, "entropy": ENTROPY, "valid": metrics.VALID_TEXTS}

@@ -35,26 +35,24 @@ def distinct_scores(texts: list[str], texts_words: list[list]) -> dict[str, floa
     return {name: len(set(own)) / max(len(own), 1) for name, own in parts.items()}
 
 
-def grammar_scores(rules: stories.Grammar, texts: list[str]) -> dict[str, Score]:
-    """Score texts by a grammar; read the perplexity of the valid ones, per word, beside their share."""
+def grammar_scores(rules: stories.Grammar, texts: list[str]) -> tuple[dict[str, Score], list[float]]:
+    """Score texts by a grammar, together and one by one: perplexity per word, infinite for an invalid text.
+
+    The perplexity of all texts is that of the valid ones: read it beside their share.
+    """
     words = [stories.split(text) for text in texts]
     log_p = [stories.log_probability(rules.text, text) for text in texts]
     valid = [(p, len(own)) for p, own in zip(log_p, words, strict=True) if p > -math.inf]
     nll = -sum(p for p, _ in valid)
     n = sum(n for _, n in valid)
     good, sentences = map(sum, zip(*(stories.valid_sentences(rules, text) for text in texts), strict=True))
-    return {
+    scores = {
         VALID_SENTENCES: good / max(sentences, 1),
         VALID_TEXTS: len(valid) / len(texts),
         EXACT_PERPLEXITY: math.exp(nll / n) if n else math.inf,
         **word_scores(texts, words),
     }
-
-
-def exact_perplexities(rules: stories.Grammar, texts: list[str]) -> list[float]:
-    """Compute each text's perplexity per word; infinite where the text is not valid."""
-    log_p = {text: stories.log_probability(rules.text, text) for text in texts}
-    return [math.exp(-log_p[t] / len(stories.split(t))) if log_p[t] > -math.inf else math.inf for t in texts]
+    return scores, [math.exp(-p / max(len(own), 1)) for p, own in zip(log_p, words, strict=True)]
 
 
 def mean_of(score: Score) -> float:

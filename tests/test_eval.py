@@ -94,7 +94,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path, monkeypatch, finished):
         (["--steps", "0"], "must be at least 1"),
         (["--gamma", "-1"], "--gamma -1.0: must be at least 0"),
         (["--w", "0"], "--w 0.0: must be above 0"),
-        (["--out", "page.html"], r"--out page.html: give a name that ends in .jsonl"),
+        (["--out", "page.html"], r"--out page.html: must end in .jsonl"),
         (["--encoder", "t5-small"], "only for a released checkpoint"),
     ],
 )
