@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     source: int = 0
     """Maximum number of tokens of a source, with its EOS."""
     pack: bool = False
-    """Whether texts without sources are joined and cut into full rows, rather than put one in a row."""
+    """Joining and cutting of texts without sources into full rows, in place of one text a row."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def prepare(place: Path, texts: dict[str, Iterable[Example]], counts: dict[str, 
                 where = np.stack([rows.length, rows.prefix], axis=1).astype(np.int32).tobytes()
                 s.write(tokens)
                 ends.write(where)
-                content.update(tokens + where if split == "train" else b"")
+                if split == "train":
+                    content.update(tokens + where)
                 counts[split]["rows"] += len(rows.s)
                 with_sources |= {bool(prefix) for prefix in rows.prefix[:1]}
         if not counts[split]["rows"]:
@@ -177,7 +178,7 @@ def prepare(place: Path, texts: dict[str, Iterable[Example]], counts: dict[str, 
 
 
 def saved(examples: Iterable[Example], file: Path, tokenizer) -> Iterator[Example]:
-    """Pass examples on, and write them to a file in words."""
+    """Yield examples as they are, and write them to a file in words."""
 
     def words(part):
         if part is None or isinstance(part, str):

@@ -105,6 +105,7 @@ def split_of(path: Path) -> str | None:
 
 
 def by_split(directory: Path) -> Files:
+    """Group the files of a directory by split; without names of splits, all are for training."""
     splits = {}
     for file in all_files(directory):
         splits.setdefault(split_of(file.relative_to(directory)), []).append(file)

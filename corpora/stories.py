@@ -115,7 +115,7 @@ def join(words: list[str]) -> str:
 
 
 def write(grammar: Grammar, n: int, seed: int) -> list[str]:
-    """Write n texts; the first ones are equal for every n."""
+    """Write n texts by random choices from a seed."""
     rng = random.Random(seed)
     pens = [Writer(rng) for _ in range(n)]
     for pen in pens:

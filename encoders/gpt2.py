@@ -70,7 +70,7 @@ class GPT2(eqx.Module):
         return self.norm(h)
 
     def __call__(self, s: Int[Array, "N T"]) -> Float[Array, "N T V"]:
-        """Compute the logits of the token after each."""
+        """Compute the logits of the next token at each position."""
         return self.hidden(s) @ self.embed.T
 
     def nll(self, s: Int[Array, "N T"]) -> Float[Array, "N T-1"]:

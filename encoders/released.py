@@ -59,7 +59,7 @@ def flat(tree: dict) -> Tensors:
 
 
 def read_orbax(path: Path, part: str) -> dict:
-    """Restore into NumPy leaves, as the devices that saved them are not here."""
+    """Read a part into NumPy arrays, as the devices that saved it are not here."""
     import orbax.checkpoint as ocp
 
     reader = ocp.PyTreeCheckpointer()
@@ -88,6 +88,7 @@ def read_flax(path: Path) -> Any:
 
 
 def read_torch(path: Path) -> Any:
+    """Read a zipped pickle, but only tensors and dictionaries of them."""
     with zipfile.ZipFile(path) as archive:
         (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         with archive.open(pickled) as file:
@@ -99,7 +100,7 @@ STORAGES |= {"LongStorage": "i8", "IntStorage": "i4", "ByteStorage": "u1", "Bool
 
 
 class TensorReader(pickle.Unpickler):
-    """Unpickler that can build tensors and dictionaries of them, and nothing else."""
+    """Unpickler that builds tensors and dictionaries of them, and nothing else."""
 
     def __init__(self, archive: zipfile.ZipFile, file):
         super().__init__(file)

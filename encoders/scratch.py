@@ -64,7 +64,7 @@ def sentinels_of(tokenizer) -> list[int]:
 
 
 class T5(eqx.Module):
-    """Encoder and decoder, as far as span corruption needs them."""
+    """Encoder and decoder for span corruption, with one embedding table for both."""
 
     encoder: T5Encoder
     position_bias: Float[Array, "buckets heads"]
@@ -123,8 +123,8 @@ def corrupt_spans(
     length, (k1, k2) = len(s), jax.random.split(key)
     lengths = np.arange(length + 1)
     hidden, spans = span_counts(lengths, len(sentinels), recipe)
-    source_length = (lengths - hidden + spans).max() + 1
-    target_length = (hidden + spans).max() + 1
+    source_length = int(max(lengths - hidden + spans)) + 1
+    target_length = int(max(hidden + spans)) + 1
     j = jnp.arange(hidden.max())  # numbers the hidden tokens
     hidden, spans = jnp.asarray(hidden)[n], jnp.asarray(spans)[n]
 
@@ -150,9 +150,9 @@ def corrupt_spans(
 
 
 def text_to_learn(key: PRNGKeyArray, s: Row, length: Scalar, prefix: Scalar) -> tuple[Row, Scalar]:
-    """Draw a text to learn from: the row, or its source or text alone. Count its tokens without the last EOS.
+    """Draw what to learn from, the row or only its source or text, and its length without the last EOS.
 
-    Together, words get embeddings near their translations; alone is how ELF encodes a source.
+    From whole rows, words get embeddings near their translations; alone is how ELF encodes a source.
     """
     piece = jnp.where(prefix > 0, jax.random.randint(key, (), 0, 3), 0)
     begin, end = jnp.stack([0, 0, prefix])[piece], jnp.stack([length, prefix, length])[piece]
