@@ -1,7 +1,7 @@
 """Distill a trained ELF into one of few steps: progressive distillation, the paper's Appendix B.
 
-    python distill.py --teacher runs/stories-desk --steps 300         rounds of 16, 8, 4, 2 and 1 steps, then
-    their tables python distill.py --teacher runs/owt-elf-b --mesh 64 --rounds 16 8
+    python distill.py --teacher runs/stories-desk --steps 300      # rounds of 16, 8, 4, 2, 1 steps; tables
+    python distill.py --teacher runs/owt-elf-b --mesh 64 --rounds 16 8
 
 One step of a student learns to go where 64 / N steps of the teacher go. Without --steps, a round is an epoch.
 Every round is a run that starts from the one before. Run the same command again to resume.
@@ -28,6 +28,7 @@ import train
 from config import OWT_ROWS, TrainConfig, check, preset
 from corpora.rows import Rows
 from elf import ELF, SIZES
+from losses import Batch, Draws, Slots, State
 from methods import Method
 from methods.elf import draw_step, elf_method, noise_scales, slots_of
 from report import paper, tables
@@ -36,17 +37,10 @@ from runtime import checkpoints, preflight
 from runtime.checkpoints import Trained, load, load_run
 from runtime.errors import UserError, one_line_errors
 from runtime.files import lock
-from runtime.mesh import (
-    ALL,
-    by_row,
-    is_process_0,
-    join_processes,
-    make_mesh,
-    replicated,
-    restart_with_huge_pages,
-    shapes_on,
-    to_host,
-)
+from runtime.mesh import by_row, is_process_0, join_processes, make_mesh, restart_with_huge_pages, to_host
+
+PerRow = Float[Array, " N"]
+Times = Float[Array, "K N"]
 
 
 @dataclass(frozen=True)
@@ -69,11 +63,11 @@ class Distill:
     batch: int | None = None
     """Rows per step; by default the teacher's."""
     name: str = ""
-    """Rounds are runs in <runs>/<name>/<steps of the student>; by default <teacher>-distilled."""
+    """Name of the rounds, which are runs in <runs>/<name>/<steps>; by default <teacher>-distilled."""
     runs: Path = Path("runs")
     """Directory of all runs."""
     num_samples: int | None = None
-    """Texts after each round and for each number in the tables; by default as the teacher's run. 0 for none."""
+    """Texts after each round and in the tables; 0 for none, by default as in the teacher's run."""
     judge: str = ""
     """Judge of the samples: a GPT-2 by name or directory, or none; by default as in eval.py."""
     data: str = ""
@@ -93,8 +87,7 @@ class Distill:
     save_every: int | None = None
     """Steps between checkpoints; by default the teacher's."""
     preflight: str = ""
-    """Do not train: compile the first and the last round for an absent TPU, such as v5p:4x4x4, and print
-    their cost."""
+    """Do not train: print the cost of the first and last round on an absent TPU, such as v5p:4x4x4."""
     preflight_json: Path | None = None
     """File for the numbers of the preflight, by round."""
 
@@ -109,29 +102,18 @@ class Distill:
 
 
 def sub_grid(
-    key: PRNGKeyArray,
-    row: Int[Array, " N"],
-    t: Float[Array, " N"],
-    r: Float[Array, " N"],
-    k: int,
-    times: Callable,
-) -> Float[Array, "K N"]:
-    """Times of k teacher steps inside [t, r] of every row, ends included: `times` of normal draws, sorted."""
-    normal = jax.vmap(
-        lambda i: jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, i), 6), (k - 1,))
-    )(row)
-    inner = jnp.sort(times(normal), axis=1).T
+    key: PRNGKeyArray, row: Int[Array, " N"], t: PerRow, r: PerRow, k: int, times: Callable
+) -> Times:
+    """Draw times of k teacher steps in [t, r] of each row, ends included: sorted `times` of normal draws."""
+
+    def draw(i):
+        return jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, i), 6), (k - 1,))
+
+    inner = jnp.sort(times(jax.vmap(draw)(row)), axis=1).T
     return jnp.concatenate([t[None], t + (r - t) * inner, r[None]])
 
 
-def follow(
-    teacher: ELF,
-    z: losses.State,
-    x_prev: losses.State,
-    w: Float[Array, " N"],
-    ts: Float[Array, "K N"],
-    keep: Callable,
-) -> losses.State:
+def follow(teacher: ELF, z: State, x_prev: State, w: PerRow, ts: Times, keep: Callable) -> State:
     """Take the teacher's Euler steps over the times `ts`; `keep` puts the clean prefix back into a state."""
 
     def step(carry, times):
@@ -145,30 +127,19 @@ def follow(
 
 
 def token_losses(
-    model: ELF,
-    teacher: ELF,
-    batch: losses.Batch,
-    draws: losses.Draws,
-    ts: Float[Array, "K N"],
-    slots: losses.Slots,
-    decoding: int,
-    *,
-    noise_scale: float,
-    decode_noise_scale: float,
+    model: ELF, teacher: ELF, batch: Batch, draws: Draws, ts: Times, slots: Slots, decoding: int, **noise
 ) -> Float[Array, "N L"]:
-    """Eq. 4 in the denoiser rows, Alg. 4 in the decoder rows. Teacher and student see the same w and
-    self-conditioning.
+    """Compute Eq. 4 in denoiser rows and Alg. 4 in decoder rows, of which `decoding` lead every group.
 
-    The first `decoding` rows of every group are always decoder rows: no teacher is followed there.
+    Teacher and student see the same w and self-conditioning. The teacher is not followed in the leading rows.
     """
-    z, x_prev, t, _ = losses.make_inputs(teacher, batch, draws, slots, noise_scale, decode_noise_scale)
+    z, x_prev, t, _ = losses.make_inputs(teacher, batch, draws, slots, **noise)
     others = slice(decoding, slots.group)
-    take, put = partial(losses.take_rows, slots.group), partial(losses.put_rows, len(t), slots.group)
-    start, start_prev, w, prefix, clean = (
-        take(a, others) for a in (z, x_prev, draws.w, batch.prefix, batch.x)
-    )
+    take = partial(losses.take_rows, slots.group, rows=others)
+    start, start_prev, w, prefix, clean = map(take, (z, x_prev, draws.w, batch.prefix, batch.x))
     keep = partial(jnp.where, prefix[..., None], clean)
-    z_r = put(follow(teacher, start, start_prev, w, take(ts.T, others).T, keep), others)
+    z_r = follow(teacher, start, start_prev, w, take(ts.T).T, keep)
+    z_r = losses.put_rows(len(t), slots.group, z_r, others)
     x_target = losses.distill_target(z, z_r, ts[0], ts[-1])
     h = model.trunk(z, x_prev, t, draws.w, draws.decode.astype(jnp.float32))
     denoised = losses.distill_loss(model.predict(h, z, t), x_target)
@@ -176,10 +147,7 @@ def token_losses(
 
 
 def always_decoding(config: TrainConfig) -> int:
-    """Count the rows of a group that train the decoder in every batch.
-
-    It is 0 where a group is not whole on a device, which would have to send rows to others.
-    """
+    """Count the rows of a group that decode in every batch; 0 where a group is not whole on a device."""
     group, devices = slots_of(config).group, math.prod(map(int, config.mesh.split("x")))
     whole = config.batch // config.accumulate % (group * devices) == 0
     return int(group * config.p_decode) if whole else 0
@@ -191,9 +159,7 @@ def make_loss(config: TrainConfig, dtype) -> Callable:
     n, k = config.student_steps, config.teacher_steps // config.student_steps
     times = partial(losses.TIMES[config.times], mean=config.t_mean, std=config.t_std)
 
-    def loss(
-        model: ELF, frozen: tuple[data.Embedder, ELF], rows: Rows, row: Int[Array, " N"], key: PRNGKeyArray
-    ):
+    def loss(model: ELF, frozen: tuple[data.Embedder, ELF], rows: Rows, row, key: PRNGKeyArray):
         embedder, teacher = frozen
         draws, drop = draw_step(config, key, row, rows.s.shape[1], len(embedder.mean), slots.group)
         t = (1 - 1 / n) * draws.t
@@ -208,7 +174,7 @@ def make_loss(config: TrainConfig, dtype) -> Callable:
 
 
 def student_method(config: TrainConfig, vocab: int, width: int, mesh: Mesh, unroll: int = 0) -> Method:
-    """ELF with the loss of a round."""
+    """Make ELF with the loss of a round."""
     method = elf_method(config, vocab, width, mesh, unroll)
     return method._replace(loss=make_loss(config, data.compute_type(config, mesh)))
 
@@ -224,56 +190,42 @@ def check_args(args: Distill):
         if args.teacher_steps < 1 or n < 1 or args.teacher_steps % n:
             raise UserError(f"--rounds {n}: must divide the teacher's {args.teacher_steps} steps")
     if list(args.rounds) != sorted(set(args.rounds), reverse=True):
-        raise UserError(
-            f"--rounds {' '.join(map(str, args.rounds))}: each must have fewer steps than the one before"
-        )
+        rounds = " ".join(map(str, args.rounds))
+        raise UserError(f"--rounds {rounds}: each must have fewer steps than the one before")
 
 
 def check_teacher(args: Distill, config: TrainConfig):
     """Raise a UserError for a teacher that cannot be distilled."""
-    for wrong, message in (
-        (
-            config.embeddings == "learned" or config.decoder == "separate",
-            "needs frozen embeddings and a shared decoder",
-        ),
-        (
-            config.prediction == "eps",
-            "predicts noise, which says nothing of x at t = 0, where students start",
-        ),
-        (config.model not in SIZES, f"its size has no name here; known are {', '.join(SIZES)}"),
-    ):
-        if wrong:
-            raise UserError(f"--teacher {args.teacher}: {message}")
+    problem = ""
+    if config.embeddings == "learned" or config.decoder == "separate":
+        problem = "needs frozen embeddings and a shared decoder"
+    elif config.prediction == "eps":
+        problem = "predicts noise, which says nothing of x at t = 0, where students start"
+    elif config.model not in SIZES:
+        problem = f"its size has no name here; known are {', '.join(SIZES)}"
+    if problem:
+        raise UserError(f"--teacher {args.teacher}: {problem}")
 
 
 def round_config(
     args: Distill, teacher: TrainConfig, student_steps: int, epoch: int, few_step: bool
 ) -> TrainConfig:
-    """Config of a round: the teacher's, except for the length of training and, for texts without sources,
-    the sampler of Appendix B."""
+    """Make the config of a round from the teacher's; with `few_step`, it samples as in Appendix B."""
     changes = {k: getattr(args, k) for k in ("learning_rate", "batch", "save_every", "num_samples")}
     base = replace(teacher, **{k: v for k, v in changes.items() if v is not None})
-    if few_step and (sampling := paper.FEW_STEP_SAMPLING.get(student_steps)):
-        base = replace(base, w=sampling.w, gamma=sampling.gamma)
+    if few_step and (sampler := paper.FEW_STEP_SAMPLING.get(student_steps)):
+        base = replace(base, w=sampler.w, gamma=sampler.gamma)
     steps = max(1, epoch // base.batch) if args.steps is None else args.steps
-    return replace(
-        base,
-        steps=steps,
-        warmup_steps=max(1, steps // 10) if args.warmup_steps is None else args.warmup_steps,
-        teacher=str(Path(args.teacher)),
-        teacher_steps=args.teacher_steps,
-        student_steps=student_steps,
-        name=str(args.directory(student_steps)),
-        runs=args.runs,
-        mesh=args.mesh,
-        sample_steps=student_steps,
-        sample_every=0,
-        seed=teacher.seed + student_steps,
-    )
+    warmup = max(1, steps // 10) if args.warmup_steps is None else args.warmup_steps
+    training = dict(steps=steps, warmup_steps=warmup, seed=teacher.seed + student_steps)
+    training |= dict(teacher=str(Path(args.teacher)), teacher_steps=args.teacher_steps)
+    sampling = dict(student_steps=student_steps, sample_steps=student_steps, sample_every=0)
+    name = str(args.directory(student_steps))
+    return replace(base, **training, **sampling, name=name, runs=args.runs, mesh=args.mesh)
 
 
 def distill(args: Distill) -> list[Path]:
-    """Train all rounds, one after the other; returns the directories of their runs."""
+    """Train all rounds, one after the other; return the directories of their runs."""
     check_args(args)
     mesh = make_mesh(args.mesh, 0)
     teacher = args.load_teacher(mesh)
@@ -288,20 +240,25 @@ def distill(args: Distill) -> list[Path]:
         config = replace(config, start_steps=start, weights=weights)
         check(config)
         checkpoints.check_same_run(config)
-        label, k = f"round {i} of {len(args.rounds)}", args.teacher_steps // n
+        label = f"round {i} of {len(args.rounds)}"
         if is_process_0():
             origin = f"the student of {start}" if start else "the teacher"
-            print(f"\n{label}: a student of {n} steps, each {k} of the teacher's, from {origin}")
+            print(f"\n{label}: {described(args, n)}, from {origin}")
             lock(config.directory)
             data.save_embedder(config, corpus, teacher_embedder)
-        round_mesh = make_mesh(config.mesh, config.batch)
-        corpus, embedder = train.prepare(config, round_mesh)
-        method = student_method(config, len(corpus.tokenizer), len(embedder.mean), round_mesh)
-        fit = partial(train.fit, config, method, (embedder, teacher.model), corpus, round_mesh)
-        conditions = train.conditions_of(embedder, corpus, round_mesh)
-        student, start = fit(start=student, conditions=conditions, label=label).ema, n
+        mesh = make_mesh(config.mesh, config.batch)
+        corpus, embedder = train.prepare(config, mesh)
+        method = student_method(config, len(corpus.tokenizer), len(embedder.mean), mesh)
+        settings = dict(start=student, conditions=train.conditions_of(embedder, corpus, mesh), label=label)
+        student = train.fit(config, method, (embedder, teacher.model), corpus, mesh, **settings).ema
+        start = n
         directories.append(config.directory)
     return directories
+
+
+def described(args: Distill, n: int) -> str:
+    """Describe the student of a round."""
+    return f"a student of {n} steps, each {args.teacher_steps // n} of the teacher's"
 
 
 def first_student(args: Distill, teacher: Trained, mesh: Mesh) -> tuple[ELF, int | None]:
@@ -312,8 +269,8 @@ def first_student(args: Distill, teacher: Trained, mesh: Mesh) -> tuple[ELF, int
         return teacher.model, None
     student = load_run(before, mesh)
     if student.config.weights.split()[0] != teacher.weights:
-        its_teacher = student.config.teacher
-        raise UserError(f"{before} was distilled from another teacher ({its_teacher}): choose another --name")
+        other = f"another teacher ({student.config.teacher})"
+        raise UserError(f"{before} was distilled from {other}: choose another --name")
     return student.model, twice
 
 
@@ -324,8 +281,8 @@ def show_tables(args: Distill, directories: list[Path]):
     n = teacher.config.num_samples if args.num_samples is None else args.num_samples
     if n:
         benches = [bench_for(load(str(directory), mesh), n, args.judge) for directory in directories]
-        last_and_teacher = [benches[-1], bench_for(teacher, n, args.judge)]
-        tables.write(tables.TABLES["few-step"](last_and_teacher, [0]), out / "few-step")
+        pair = [benches[-1], bench_for(teacher, n, args.judge)]
+        tables.write(tables.TABLES["few-step"](pair, [0]), out / "few-step")
         print()
         tables.write(tables.TABLES["rounds"](benches, [0]), out / "rounds")
 
@@ -342,19 +299,17 @@ def preflight_rounds(args: Distill):
         config = round_config(args, teacher, n, OWT_ROWS, few_step=False)
         config = replace(config, preflight=args.preflight)
         check(config)
-        k = args.teacher_steps // n
-        plan = preflight.Plan(
-            config, train.build, student_method, lambda *both: both, partial(lower_follow, config), k
-        )
-        costs[n] = preflight.inspect(plan)
-        print(f"a student of {n} steps, each {k} of the teacher's:")
+        plan = preflight.Plan(config, train.build, student_method, frozen=lambda *both: both)
+        follows = dict(teacher=partial(lower_follow, config), teacher_steps=args.teacher_steps // n)
+        costs[n] = preflight.inspect(plan._replace(**follows))
+        print(f"{described(args, n)}:")
         preflight.print_costs(costs[n])
     if args.preflight_json:
         args.preflight_json.write_text(json.dumps(costs, indent=2) + "\n")
 
 
 def teacher_config(args: Distill) -> TrainConfig:
-    """Config of a run, a released checkpoint, or a size by name, which is enough for planning."""
+    """Find the config of a run, a released checkpoint, or a size by name, which is enough for planning."""
     if args.teacher in SIZES:
         return preset(args.teacher, args.data or None)
     if (Path(args.teacher) / "config.json").exists():
@@ -366,15 +321,14 @@ def lower_follow(config: TrainConfig, teacher: ELF, width: int, mesh: Mesh) -> j
     """Lower one step of the teacher on the rows that follow it."""
     n = config.batch // config.accumulate
     n -= n // slots_of(config).group * always_decoding(config)
-    z, w = (
-        jax.ShapeDtypeStruct((n, config.length, width), jnp.float32),
-        jax.ShapeDtypeStruct((n,), jnp.float32),
-    )
-    ts = jax.ShapeDtypeStruct((2, n), jnp.float32, sharding=NamedSharding(mesh, P(None, ALL)))
+    array = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    z = array((n, config.length, width), sharding=by_row(mesh))
+    w = array((n,), sharding=by_row(mesh))
+    ts = array((2, n), sharding=NamedSharding(mesh, P(None, mesh.axis_names)))
     dtype = data.compute_type(config, mesh)
+    step = jax.jit(lambda teacher, *args: follow(data.cast(teacher, dtype), *args, keep=lambda z: z))
     with jax.set_mesh(mesh):
-        step = jax.jit(lambda teacher, *args: follow(data.cast(teacher, dtype), *args, keep=lambda z: z))
-        return step.lower(shapes_on(teacher, replicated(mesh)), *shapes_on((z, z, w), by_row(mesh)), ts)
+        return step.lower(teacher, z, z, w, ts)
 
 
 def main():

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 
 class Method(NamedTuple):
-    """What trains and samples; the loop, the checkpoints and the reports are the same for all methods."""
+    """Network, loss and sampler; the loop, the checkpoints and the reports are the same for all methods."""
 
     make: Callable
     """key -> network"""
     loss: Callable
     """(network, frozen, rows, row numbers, key) -> summed loss, {name: (sum, count)}"""
     sample: Callable | None = None
-    """(network, conditions, row numbers, key, sampler, mesh) -> tokens; None for stages that are not sampled
-    """
+    """(network, conditions, row numbers, key, sampler) -> tokens; None for stages that are not sampled"""

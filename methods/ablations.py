@@ -1,5 +1,4 @@
-"""The paper's ablations of ELF: adaLN-Zero for control tokens, a learned table for the encoder, a separate
-decoder."""
+"""The paper's ablations of ELF: adaLN-Zero for control tokens, a learned table, a separate decoder."""
 
 import equinox as eqx
 import jax
@@ -10,11 +9,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from config import TrainConfig
 from corpora.rows import Rows
 from data import Embedder, cast
-from elf import ELF, Attention, Linear, RMSNorm, Rope, ScalarTokens, SwiGLU, rope_angles
+from elf import ELF, Attention, Linear, RMSNorm, Rope, Scalars, ScalarTokens, State, SwiGLU, rope_angles
 from encoders.t5 import T5Encoder, t5_config, t5_from_config
 from encoders.table import unit
 from losses import Batch, decode_loss, logit_normal
 from methods import Method
+
+Condition = Float[Array, "*n 1 D"]
 
 # Conditioning by adaLN-Zero (Appendix D.4). The paper gives only the number of parameters: 148M for ELF-B.
 
@@ -23,19 +24,19 @@ class Modulated(eqx.Module):
     """A norm with an output scaled and shifted by the condition."""
 
     norm: RMSNorm
-    scale: Float[Array, "*n 1 D"]
-    shift: Float[Array, "*n 1 D"]
+    scale: Condition
+    shift: Condition
 
     def __call__(self, h: Float[Array, "*n T D"]) -> Float[Array, "*n T D"]:
         return self.norm(h) * (1 + self.scale) + self.shift
 
 
 class ModulatedBlock(eqx.Module):
+    """A block with norms and outputs modulated by the condition; it starts as identity."""
+
     attend: Attention
     mlp: SwiGLU
-    modulation: (
-        Linear  # condition -> scale, shift, gate of both halves; zeros at first: a block starts as identity
-    )
+    modulation: Linear  # condition -> scale, shift, gate of both halves
 
     def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
         k1, k2, k3 = jax.random.split(key, 3)
@@ -43,12 +44,9 @@ class ModulatedBlock(eqx.Module):
         self.mlp = SwiGLU(width, key=k2)
         self.modulation = Linear(width, 6 * width, std=0.0, key=k3)
 
-    def __call__(
-        self, h: Float[Array, "*n T D"], c: Float[Array, "*n 1 D"], rope: Rope
-    ) -> Float[Array, "*n T D"]:
-        scale, shift, gate, scale_mlp, shift_mlp, gate_mlp = jnp.split(
-            self.modulation(jax.nn.silu(c)), 6, axis=-1
-        )
+    def __call__(self, h: Float[Array, "*n T D"], c: Condition, rope: Rope) -> Float[Array, "*n T D"]:
+        parts = jnp.split(self.modulation(jax.nn.silu(c)), 6, axis=-1)
+        scale, shift, gate, scale_mlp, shift_mlp, gate_mlp = parts
         attend = eqx.tree_at(lambda a: a.norm, self.attend, Modulated(self.attend.norm, scale, shift))
         mlp = eqx.tree_at(lambda m: m.norm, self.mlp, Modulated(self.mlp.norm, scale_mlp, shift_mlp))
         h = h + gate * attend(h, rope)
@@ -56,8 +54,7 @@ class ModulatedBlock(eqx.Module):
 
 
 class AdaLNZero(ELF):
-    """ELF without control tokens: the sum of time, guidance scale and mode modulates every block and the
-    output."""
+    """ELF without control tokens: the sum of time, guidance scale and mode modulates blocks and output."""
 
     blocks: ModulatedBlock
     modulation: Linear  # condition -> scale and shift of the output, before its norm
@@ -68,19 +65,11 @@ class AdaLNZero(ELF):
         self.time = ScalarTokens(width, tokens=1, key=keys[0])
         self.guidance = ScalarTokens(width, tokens=1, key=keys[1])
         self.mode = 0.02 * jax.random.normal(keys[2], (1, width))
-        self.blocks = eqx.filter_vmap(lambda k: ModulatedBlock(width, heads, key=k))(
-            jax.random.split(keys[3], depth)
-        )
+        block_keys = jax.random.split(keys[3], depth)
+        self.blocks = eqx.filter_vmap(lambda k: ModulatedBlock(width, heads, key=k))(block_keys)
         self.modulation = Linear(width, 2 * width, std=0.0, key=keys[4])
 
-    def trunk(
-        self,
-        z: Float[Array, "*n L E"],
-        x_prev: Float[Array, "*n L E"],
-        t: Float[Array, "*n"],
-        w: Float[Array, "*n"],
-        mode: Float[Array, "*n"],
-    ) -> Float[Array, "*n L D"]:
+    def trunk(self, z: State, x_prev: State, t: Scalars, w: Scalars, mode: Scalars) -> Float[Array, "*n L D"]:
         dtype = self.mode.dtype
         h = self.expand(self.squeeze(self.self_cond(jnp.concatenate([z, x_prev], axis=-1).astype(dtype))))
         c = self.time(t) + self.guidance(w) + mode.astype(dtype)[..., None, None] * self.mode
@@ -108,9 +97,8 @@ def keep_unit_table() -> optax.GradientTransformation:
 
     def update(updates, state, params):
         new = with_unit_table(optax.apply_updates(params, updates))
-        return eqx.tree_at(
-            lambda m: m.unembed.weight, updates, new.unembed.weight - params.unembed.weight
-        ), state
+        change = new.unembed.weight - params.unembed.weight
+        return eqx.tree_at(lambda m: m.unembed.weight, updates, change), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -121,12 +109,11 @@ def embed_learned(model: ELF, batch: Batch, decode: Bool[Array, " N"]) -> Batch:
     return batch._replace(x=jnp.where(decode[:, None, None], jax.lax.stop_gradient(x), x))
 
 
-# A separate decoder: trained first, on embeddings of the frozen encoder. ELF then learns to denoise only.
+# A separate decoder, trained first, on embeddings of the frozen encoder. ELF then learns to denoise only.
 
 
 class Decoder(eqx.Module):
-    """The mirror of a T5 encoder: the same layers map embeddings to states, an equally large table maps these
-    to logits."""
+    """The mirror of a T5 encoder: equal layers map embeddings to states, an equal table these to logits."""
 
     body: T5Encoder
 
@@ -139,8 +126,7 @@ class Decoder(eqx.Module):
 def reconstruction_loss(
     decoder: Decoder, batch: Batch, row: Int[Array, " N"], key: PRNGKeyArray, noise_scale: float
 ) -> Float[Array, "N L"]:
-    """Cross-entropy of the tokens, given embeddings of which a fifth is zeros (so we read "masked") and the
-    rest noisy.
+    """Compute the cross-entropy of tokens given embeddings: a fifth zeros ("masked"), the rest noisy.
 
     All draws follow from the key and the rows' numbers.
     """
@@ -156,7 +142,7 @@ def reconstruction_loss(
 
 
 def decoder_method(config: TrainConfig, encoder: T5Encoder, dtype) -> Method:
-    """The training of a separate decoder, as a stage before ELF's own."""
+    """Make the method that trains a separate decoder, a stage before ELF's own."""
     shape = t5_config(encoder)
 
     def loss(decoder: Decoder, embedder: Embedder, rows: Rows, row: Int[Array, " N"], key: PRNGKeyArray):

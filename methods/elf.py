@@ -1,5 +1,4 @@
-"""ELF as a method: the draws of a training step, the loss of a batch (Alg. 3 and 4), samples from noise (Alg.
-5).
+"""ELF as a method: draws of a training step, loss of a batch (Alg. 3 and 4), samples from noise (Alg. 5).
 
 A run's randomness is a function of its seed, the step and the row's number, so it is the same on any mesh.
 """
@@ -25,12 +24,11 @@ from methods import Method
 from methods.ablations import AdaLNZero, embed_learned, with_unit_table
 from runtime.mesh import ALL, place_rows, platform, replicate
 
+Sources = Conditions | None  # texts to be answered, if the data has any
+
 
 def elf_method(config: TrainConfig, vocab: int, width: int, mesh: Mesh, unroll: int = 0) -> Method:
-    """ELF for a vocabulary and embeddings of a width.
-
-    By default the loop over layers is unrolled on CPU: faster there.
-    """
+    """Make ELF for a vocabulary and a width of embeddings; on CPU, layers are unrolled by default: faster."""
     unroll = unroll or (SIZES[config.model]["depth"] if platform(mesh) == "cpu" else 1)
     make = partial(make_model, config, vocab, width, unroll=unroll)
     return Method(make, make_loss(config, compute_type(config, mesh)), partial(sample, config))
@@ -50,7 +48,7 @@ def make_model(config: TrainConfig, vocab: int, width: int, key: PRNGKeyArray, u
 def draw_step(
     config: TrainConfig, key: PRNGKeyArray, row: Int[Array, " N"], length: int, width: int, group: int
 ) -> tuple[losses.Draws, Bool[Array, " N"]]:
-    """Draw all randomness of a step from its key and the rows' numbers, and the rows that drop their condition."""
+    """Draw all randomness of a step from its key and the rows' numbers; also the rows without condition."""
 
     def one(row):
         k = jax.random.split(jax.random.fold_in(key, row), 6)
@@ -61,11 +59,12 @@ def draw_step(
         return t, p, w, eps, jax.random.uniform(k[4]), jax.random.bernoulli(k[5], config.p_drop)
 
     t, p, w, eps, u, drop = jax.vmap(one)(row)
-    return losses.Draws(t, p, w, eps, *losses.roles(u, group, config.p_decode, config.p_self_cond)), drop
+    roles = losses.roles(u, group, config.p_decode, config.p_self_cond)
+    return losses.Draws(t, p, w, eps, *roles), drop
 
 
 def slots_of(config: TrainConfig) -> losses.Slots:
-    """Slots of the rare roles in one part of a batch."""
+    """Choose the slots of the rare roles in one part of a batch."""
     return losses.make_slots(config.batch // config.accumulate, config.p_decode, config.p_self_cond)
 
 
@@ -101,22 +100,15 @@ class Start(NamedTuple):
 
 
 def start(
-    config: TrainConfig,
-    model,
-    conditions: Conditions | None,
-    number: np.ndarray,
-    key: PRNGKeyArray,
-    sampler: Sampler,
+    config: TrainConfig, model, conditions: Sources, number: np.ndarray, key: PRNGKeyArray, sampler: Sampler
 ) -> Start:
-    """Draw the time grid and the noise of the numbered samples; condition each on the row of its number, if
-    any."""
+    """Draw the time grid and the noise of the numbered samples; condition each on the row of its number."""
     mesh = jax.sharding.get_mesh()
     if sampler.grid == "uniform":
         ts = samplers.uniform_grid(sampler.steps)
     else:
-        ts = samplers.logit_normal_grid(
-            jax.random.fold_in(key, 0), sampler.steps, config.t_mean, config.t_std
-        )
+        grid_key = jax.random.fold_in(key, 0)
+        ts = samplers.logit_normal_grid(grid_key, sampler.steps, config.t_mean, config.t_std)
     shape = (config.length, len(model.unembed.weight))
     eps, keys = draw_noise(key, place_rows(number, np.arange(len(number)), mesh), shape)
     z0, ts = config.noise_scale * eps, replicate(ts, mesh)
@@ -129,20 +121,14 @@ def start(
 
 @partial(jax.jit, static_argnames="shape")
 def draw_noise(key: PRNGKeyArray, number: Int[Array, " N"], shape: tuple[int, int]):
-    """Draw unit noise to start from and a key for later noise, from each sample's number: equal for any batch
-    or mesh."""
+    """Draw unit noise and a key for later noise from each sample's number: equal for any batch or mesh."""
     keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, 1 + i)))(number)
     eps = jax.vmap(lambda k: jax.random.normal(k, shape))(keys[:, 0])
     return jax.lax.with_sharding_constraint((eps, keys[:, 1]), P(ALL))
 
 
 def sample(
-    config: TrainConfig,
-    model,
-    conditions: Conditions | None,
-    number: np.ndarray,
-    key: PRNGKeyArray,
-    sampler: Sampler,
+    config: TrainConfig, model, conditions: Sources, number: np.ndarray, key: PRNGKeyArray, sampler: Sampler
 ) -> Int[Array, "N L"]:
     """Sample the tokens of the numbered texts, as answers to their conditions if there are any."""
     z0, keys, given, ts = start(config, model, conditions, number, key, sampler)
@@ -151,17 +137,12 @@ def sample(
 
 
 def trajectory(
-    config: TrainConfig,
-    model,
-    conditions: Conditions | None,
-    number: np.ndarray,
-    key: PRNGKeyArray,
-    sampler: Sampler,
-    frames: int,
+    config: TrainConfig, model, conditions: Sources, number, key: PRNGKeyArray, sampler: Sampler, frames: int
 ) -> tuple[list[float], Int[Array, "F N L"]]:
     """Decode the predictions at some times along the way, and the end: times and tokens."""
-    first, released = start(config, model, conditions, number, key, sampler), sampler.form == "released"
+    first = start(config, model, conditions, number, key, sampler)
     shown = np.unique(np.linspace(0, sampler.steps - 1, frames).round().astype(int))
+    released = sampler.form == "released"
 
     @jax.jit
     def follow(model, first):
@@ -169,8 +150,7 @@ def trajectory(
         denoise = samplers.denoiser_for(model, sampler.w, given, released=released)
         settings = dict(noise_scale=config.noise_scale, released=released)
         z, path = samplers.flow(denoise, z0, ts, sampler.gamma, keys, **settings)
-        return jax.lax.map(
-            lambda x: samplers.decode(model, x, sampler.w), jnp.concatenate([path[shown], z[None]])
-        )
+        predictions = jnp.concatenate([path[shown], z[None]])
+        return jax.lax.map(lambda x: samplers.decode(model, x, sampler.w), predictions)
 
     return [*np.asarray(first.ts)[shown].tolist(), 1.0], follow(model, first)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +21,15 @@ Joined = Float[Array, "*n T D"]
 
 def attend(q: Heads, k: Heads, v: Heads) -> Joined:
     """Compute softmax(q kᵀ / √d) v without a mask. The platform is chosen when the program is lowered."""
+    on_tpu = partial(by_device, splashed)
     return jax.lax.platform_dependent(q, k, v, tpu=on_tpu, cuda=on_gpu, default=plain)
 
 
 def attend_biased(q: Heads, k: OtherHeads, v: OtherHeads, bias: Bias) -> Joined:
     """Compute softmax(q kᵀ + bias) v, as in T5, with positions and masks in the bias."""
-    if q.shape[-2] % 128 == 0 and k.shape[-2] % 128 == 0:
-        return jax.lax.platform_dependent(q, k, v, bias, tpu=biased_on_tpu, default=biased)
-    return biased(q, k, v, bias)
+    if q.shape[-2] % 128 or k.shape[-2] % 128:
+        return biased(q, k, v, bias)
+    return jax.lax.platform_dependent(q, k, v, bias, tpu=partial(by_device, flashed), default=biased)
 
 
 def plain(q: Heads, k: Heads, v: Heads) -> Joined:
@@ -55,67 +57,43 @@ def by_device(kernel: Callable, *arrays: Array) -> Joined:
     return jax.shard_map(kernel, in_specs=rows, out_specs=rows, check_vma=False)(*arrays)
 
 
-def on_tpu(q: Heads, k: Heads, v: Heads) -> Joined:
-    return by_device(splashed, q, k, v)
-
-
-def biased_on_tpu(q: Heads, k: OtherHeads, v: OtherHeads, bias: Bias) -> Joined:
-    return by_device(flashed, q, k, v, bias)
+def whole_part(length: int, most: int) -> int:
+    """Find the largest multiple of 128 that divides a length and is not above `most`."""
+    return max(size for size in range(128, most + 1, 128) if length % size == 0)
 
 
 def flashed(q: Heads, k: OtherHeads, v: OtherHeads, bias: Bias) -> Joined:
     """Run JAX's flash kernel, which takes a bias."""
     own, other = (whole_part(a.shape[-2], 512) for a in (q, k))
-    sizes = {f.name: own if "_q" in f.name else other for f in dataclasses.fields(flash.BlockSizes)} | dict(
-        block_b=1
-    )
-    return rearrange(
-        flash.flash_attention(q, k, v, bias, block_sizes=flash.BlockSizes(**sizes)),
-        "n heads T d -> n T (heads d)",
-    )
-
-
-def whole_part(length: int, most: int) -> int:
-    """Find the largest multiple of 128 that divides a length and is not above `most`."""
-    return max(size for size in range(128, most + 1, 128) if length % size == 0)
+    names = [field.name for field in dataclasses.fields(flash.BlockSizes)]
+    sizes = {name: own if "_q" in name else other for name in names} | dict(block_b=1)
+    attended = flash.flash_attention(q, k, v, bias, block_sizes=flash.BlockSizes(**sizes))
+    return rearrange(attended, "n heads T d -> n T (heads d)")
 
 
 def splashed(q: Heads, k: Heads, v: Heads, *, interpret: bool = False) -> Joined:
     """Run JAX's splash kernel, which never writes the scores to memory.
 
     It needs whole blocks, so the length is padded; segments keep text and padding apart. All keys of a row
-    are one block, computed in parts: the gradient of the queries is then one piece, not a sum over blocks of
-    keys. Positions, not channels, are adjacent in memory: a head has fewer channels than the 128 that a TPU
-    would pad to.
+    are one block, computed in parts: the queries' gradient is then one piece, not a sum over blocks of keys.
+    Positions, not channels, are adjacent in memory: a TPU would pad the channels of a head to 128.
     """
     *_, heads, length, d = q.shape
     padded = -(-length // 128) * 128
     part = whole_part(padded, 1024)
     segment = (jnp.arange(padded) >= length).astype(jnp.int32)
-    kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([splash.FullMask((padded, padded))] * heads),
-        block_sizes=splash.BlockSizes(
-            block_q=part,
-            block_kv=padded,
-            block_kv_compute=part,
-            block_q_dkv=part,
-            block_kv_dkv=padded,
-            block_kv_dkv_compute=part,
-            use_fused_bwd_kernel=True,
-            q_layout=splash.QKVLayout.SEQ_MINOR,
-            k_layout=splash.QKVLayout.SEQ_MINOR,
-            v_layout=splash.QKVLayout.SEQ_MINOR,
-        ),
-        head_shards=1,
-        q_seq_shards=1,
-        interpret=interpret,
-    )
+    mask = splash.MultiHeadMask([splash.FullMask((padded, padded))] * heads)
+    sizes = dict.fromkeys(("block_q", "block_kv_compute", "block_q_dkv", "block_kv_dkv_compute"), part)
+    sizes |= dict.fromkeys(("block_kv", "block_kv_dkv"), padded)
+    layouts = dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash.QKVLayout.SEQ_MINOR)
+    blocks = splash.BlockSizes(**sizes, **layouts, use_fused_bwd_kernel=True)
+    shards = dict(head_shards=1, q_seq_shards=1)
+    kernel = splash.make_splash_mha(mask, block_sizes=blocks, **shards, interpret=interpret)
 
     def one(q, k, v):
         q, k, v = (jnp.pad(a, ((0, 0), (0, padded - length), (0, 0))) for a in (q * d**-0.5, k, v))
-        return rearrange(kernel(q, k, v, splash.SegmentIds(segment, segment)), "heads T d -> T (heads d)")[
-            :length
-        ]
+        attended = kernel(q, k, v, splash.SegmentIds(segment, segment))
+        return rearrange(attended, "heads T d -> T (heads d)")[:length]
 
     for _ in q.shape[:-3]:
         one = jax.vmap(one)

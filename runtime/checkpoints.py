@@ -40,6 +40,7 @@ from runtime.mesh import all_succeeded, is_process_0, make_mesh, platform, repli
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a traceback per failed write; `saving` says it once
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax explains each of its options
 
+Which = Literal["latest", "best"]
 RELEASED_STD = 0.2  # released code divides the embeddings of T5-small by this; it subtracts nothing
 
 
@@ -62,12 +63,11 @@ def check_same_run(config: TrainConfig):
     if not (config.directory / "config.json").exists():
         return
     now, saved = config.as_json(), read_config(config.directory).as_json()
-    differing = [field for field in sorted(now.keys() - FREE) if saved[field] != now[field]]
-    if differing:
-        fields = ", ".join(f"{field} ({saved[field]} there, {now[field]} now)" for field in differing)
-        raise UserError(
-            f"{config.directory} holds a run with other settings: {fields}. Choose another --name."
-        )
+    changed = [field for field in sorted(now.keys() - FREE) if saved[field] != now[field]]
+    if changed:
+        fields = ", ".join(f"{field} ({saved[field]} there, {now[field]} now)" for field in changed)
+        problem = f"holds a run with other settings: {fields}"
+        raise UserError(f"{config.directory} {problem}. Choose another --name.")
 
 
 class Metrics:
@@ -95,20 +95,21 @@ def read_metrics(directory: Path) -> list[dict]:
 
 def open_checkpoints(directory: Path, keep: int | None) -> ocp.CheckpointManager:
     """Open checkpoints to save, keeping the newest and the best by validation, or with None to read."""
-    options = dict(best_fn=lambda metrics: metrics["validation_loss"], best_mode="min")
-    if keep:
-        best = policies.BestN(  # reverse: the smallest loss last
-            get_metric_fn=options["best_fn"], reverse=True, n=1, keep_checkpoints_without_metrics=False
-        )
-        options |= dict(preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]))
-        options |= dict(enable_async_checkpointing=True, cleanup_tmp_directories=True)
+
+    def loss(metrics):
+        return metrics["validation_loss"]
+
+    settings = dict(best_fn=loss, best_mode="min")
+    if keep:  # reverse: the smallest loss last
+        best = policies.BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
+        settings |= dict(preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]))
+        settings |= dict(enable_async_checkpointing=True, cleanup_tmp_directories=True)
     else:
-        options |= dict(read_only=True)
+        settings |= dict(read_only=True)
+    options = ocp.CheckpointManagerOptions(**settings)
     handlers = {part: ocp.StandardCheckpointHandler() for part in ("step", "model", "ema", "optimizer")}
-    options = ocp.CheckpointManagerOptions(**options)
-    return ocp.CheckpointManager(
-        (directory / "checkpoints").absolute(), options=options, item_handlers=handlers
-    )
+    path = (directory / "checkpoints").absolute()
+    return ocp.CheckpointManager(path, options=options, item_handlers=handlers)
 
 
 def is_finished(directory: Path) -> bool:
@@ -117,6 +118,7 @@ def is_finished(directory: Path) -> bool:
 
 
 def flat(tree) -> dict[str, jax.Array]:
+    """Flatten a tree into its leaves by dotted path."""
     return {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -133,8 +135,8 @@ def finish_saving(manager: ocp.CheckpointManager):
 
 
 @contextmanager
-def saving(manager: ocp.CheckpointManager, what: str = "a checkpoint", errors: type[Exception] = Exception):
-    """End the run with one line if a save fails, now or in the background; it names the last good checkpoint.
+def saving(manager: ocp.CheckpointManager, what="a checkpoint", errors: type[Exception] = Exception):
+    """End the run with one line if a save fails, now or in the background; name the last good checkpoint.
 
     Orbax has no common class for what a full disk can raise; other files raise OSError.
     """
@@ -144,63 +146,60 @@ def saving(manager: ocp.CheckpointManager, what: str = "a checkpoint", errors: t
         manager.reload()
         latest = manager.latest_step()
         good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
-        reason = str(error).strip().splitlines()[0][-200:]
-        raise UserError(
-            f"{what} could not be saved in {manager.directory.parent} ({reason}); {good}"
-        ) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][-200:]
+        run = manager.directory.parent
+        raise UserError(f"{what} could not be saved in {run} ({reason}); {good}") from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, likes: dict[str, Any]) -> dict[str, Any]:
     """Restore named parts of the state, each with the shapes, types and shardings of the given one."""
-    metadata, args = manager.item_metadata(step), {}
-    for name, like in likes.items():
-        expected = {key: tuple(leaf.shape) for key, leaf in flat(like).items()}
-        saved = {key: tuple(leaf.shape) for key, leaf in metadata[name].items()}
-        if expected != saved:
-            odd = sorted(key for key in expected.keys() | saved.keys() if expected.get(key) != saved.get(key))
-            differ = f"{', '.join(odd[:5])} differ"
-            raise UserError(f"{manager.directory}: checkpoint {step} does not fit this model: {differ}")
-        abstract = {
-            k: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for k, a in flat(like).items()
-        }
-        args[name] = ocp.args.StandardRestore(abstract)
+    wanted = {name: jax.tree.map(ocp.utils.to_shape_dtype_struct, flat(like)) for name, like in likes.items()}
+    metadata = manager.item_metadata(step)
+    for name, leaves in wanted.items():
+        here, saved = ({(k, tuple(a.shape)) for k, a in tree.items()} for tree in (leaves, metadata[name]))
+        if odd := sorted({path for path, _ in here ^ saved}):
+            problem = f"does not fit this model: {', '.join(odd[:5])} differ"
+            raise UserError(f"{manager.directory}: checkpoint {step} {problem}")
+    args = {name: ocp.args.StandardRestore(leaves) for name, leaves in wanted.items()}
     arrays = manager.restore(step, args=ocp.args.Composite(**args))
-    return {
-        name: jax.tree_util.tree_map_with_path(lambda path, _, name=name: arrays[name][dotted(path)], like)
-        for name, like in likes.items()
-    }
+    restored = {}
+    for name, like in likes.items():
+        leaves = [arrays[name][path] for path in flat(like)]
+        restored[name] = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return restored
 
 
 def restore_latest(manager: ocp.CheckpointManager, state):
     """Restore the newest state that every process can read, or return the given one if none was saved."""
-    steps, broken = sorted(manager.all_steps(), reverse=True), []
+    steps = sorted(manager.all_steps(), reverse=True)
+    broken = []
     for step in steps:
-        restored, problem = None, None
+        problem = None
         try:
             restored = type(state)(**restore(manager, step, state._asdict()))
         except UserError:
             raise  # whole, but of another model
         except Exception as error:  # Orbax has no common class for what a torn checkpoint can raise.
             problem = error
-        if not all_succeeded(restored is not None):
-            broken.append(f"{step} ({type(problem).__name__})")
-            continue
-        if is_process_0():
-            if broken:
-                print(
-                    f"warning: checkpoint {', '.join(broken)} cannot be read; going back to checkpoint {step}"
-                )
-            for torn in (s for s in steps if s > step):  # renamed, so that the run can save these steps again
-                torn_name = f"torn-{torn}-{time.time():.0f}"
-                (manager.directory / str(torn)).rename(manager.directory.parent / torn_name)
-            print(f"resuming {manager.directory.parent} from step {step}")
-        all_succeeded(True)
-        manager.reload()
-        return restored
-    if broken:
-        no_checkpoint = f"no checkpoint can be read: {', '.join(broken)}"
-        raise UserError(f"{manager.directory}: {no_checkpoint}. Delete the run to start again.")
-    return state
+        if all_succeeded(problem is None):
+            break
+        broken.append(f"{step} ({type(problem).__name__})")
+    else:
+        if broken:
+            problem = f"no checkpoint can be read: {', '.join(broken)}"
+            raise UserError(f"{manager.directory}: {problem}. Delete the run to start again.")
+        return state
+    if is_process_0():
+        if broken:
+            torn = ", ".join(broken)
+            print(f"warning: checkpoint {torn} cannot be read; going back to checkpoint {step}")
+        for torn in steps[: steps.index(step)]:  # renamed, so that the run can save these steps again
+            name = f"torn-{torn}-{time.time():.0f}"
+            (manager.directory / str(torn)).rename(manager.directory.parent / name)
+        print(f"resuming {manager.directory.parent} from step {step}")
+    all_succeeded(True)
+    manager.reload()
+    return restored
 
 
 # Trained networks
@@ -237,7 +236,7 @@ class Trained(NamedTuple):
         return data.Embedder(encoder, jnp.zeros(width), jnp.full(width, RELEASED_STD))
 
     def conditions(self, corpus: Corpus) -> data.Conditions | None:
-        """Held-out sources to be answered, if the corpus has any."""
+        """Load held-out sources to be answered, if the corpus has any."""
         if not corpus.has_sources:
             return None
         embedder = data.cast_encoder(self.embedder(corpus), data.compute_type(self.config, self.mesh))
@@ -245,12 +244,7 @@ class Trained(NamedTuple):
 
 
 def load(
-    name: str,
-    mesh: Mesh | None = None,
-    checkpoint: Literal["latest", "best"] = "latest",
-    corpus: str = "",
-    data_dir: str = "",
-    encoder: str = "",
+    name: str, mesh: Mesh | None = None, checkpoint: Which = "latest", corpus="", data_dir="", encoder=""
 ) -> Trained:
     """Load a run, or a released checkpoint, which may need data and encoder."""
     mesh = make_mesh("1", 0) if mesh is None else mesh
@@ -263,7 +257,7 @@ def load(
     return load_released(name, mesh, corpus, data_dir, encoder)
 
 
-def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] = "latest") -> Trained:
+def load_run(directory: Path, mesh: Mesh, checkpoint: Which = "latest") -> Trained:
     """Load the EMA weights of a run, with its separate decoder if it has one."""
     config = read_config(directory)
     manager = open_checkpoints(directory, keep=None)
@@ -283,10 +277,10 @@ def load_run(directory: Path, mesh: Mesh, checkpoint: Literal["latest", "best"] 
     except UserError:
         raise
     except Exception as error:  # Orbax has no common class for what a damaged checkpoint can raise.
-        reason = f"it is damaged or not whole ({first_line(error)})"
-        raise UserError(f"{manager.directory}: checkpoint {step} cannot be read, {reason}") from None
+        problem = f"cannot be read, it is damaged or not whole ({first_line(error)})"
+        raise UserError(f"{manager.directory}: checkpoint {step} {problem}") from None
     model = with_decoder(config, model, directory, mesh)
-    weights, name = data.fingerprint(model), short_name(directory)
+    name, weights = short_name(directory), data.fingerprint(model)
     return Trained(name, directory, config, model, tokenizer, step, weights, released=False, mesh=mesh)
 
 
@@ -298,28 +292,24 @@ def with_decoder(config: TrainConfig, model: ELF, run: Path, mesh: Mesh) -> ELF 
 
 
 def history(run: Trained) -> list[tuple[TrainConfig, int]]:
-    """List the config and steps of every training behind a network: its teacher's, and each round's of
-    distillation."""
+    """List config and steps of every training behind a network: the teacher's, and each round's."""
     stages, config = [(run.config, run.step)], run.config
     while config.teacher:
-        before = (
-            run.directory.parent / str(config.start_steps) if config.start_steps else Path(config.teacher)
-        )
+        start = config.start_steps
+        before = run.directory.parent / str(start) if start else Path(config.teacher)
+        on_hub = len(before.parts) == 2 and not before.parent.is_dir()
         if (before / "config.json").exists():
             config = read_config(before)
-        elif not before.exists() and (
-            before.parent.is_dir() or len(before.parts) != 2
-        ):  # so no name on the hub
-            raise UserError(f"{run.name}: its teacher is no longer there ({before})")
-        else:
+        elif before.exists() or on_hub:
             config = preset(config.model if config.model in SIZES else None, config.data)
+        else:
+            raise UserError(f"{run.name}: its teacher is no longer there ({before})")
         stages.insert(0, (config, config.steps))
     return stages
 
 
 def short_name(path: Path) -> str:
-    """Name of a run: the last part of its path, and the one before where the last is a number or
-    `checkpoint…`."""
+    """Name a run by the last part of its path, and its parent if that part is a number or `checkpoint…`."""
     generic = path.name.isdigit() or path.name.startswith("checkpoint")
     return f"{path.absolute().parent.name}/{path.name}" if generic else path.name
 
@@ -333,8 +323,8 @@ def load_released(name: str, mesh: Mesh, corpus: str, data_dir: str, encoder: st
     config = released_config(name, corpus)
     tensors = read_released(path)
     sizes = sizes_of(tensors, path)
-    size_names = {tuple(size.values()): size_name for size_name, size in SIZES.items()}
-    size = size_names.get((sizes["depth"], sizes["width"], sizes["heads"]))
+    shape = {side: sizes[side] for side in ("depth", "width", "heads")}
+    size = next((size for size, sides in SIZES.items() if sides == shape), None)
     config = replace(preset(size, config.data), model=size or "released", encoder=encoder or config.encoder)
     config = replace(config, bottleneck=sizes["bottleneck"], data_dir=data_dir)
     unroll = sizes["depth"] if platform(mesh) == "cpu" else 1
@@ -345,10 +335,8 @@ def load_released(name: str, mesh: Mesh, corpus: str, data_dir: str, encoder: st
         ours = f"the tokenizer of --encoder {config.encoder} {len(tokenizer)}"
         raise UserError(f"{path} knows {sizes['vocab']} tokens, and {ours}")
     short, weights = short_name(Path(name)), data.fingerprint(model)
-    directory = config.runs / short
-    return Trained(
-        short, directory, config, model, tokenizer, config.steps, weights, released=True, mesh=mesh
-    )
+    place, steps = config.runs / short, config.steps
+    return Trained(short, place, config, model, tokenizer, steps, weights, released=True, mesh=mesh)
 
 
 def find_checkpoint(name: str) -> Path:
@@ -356,9 +344,8 @@ def find_checkpoint(name: str) -> Path:
     path = Path(name)
     if not path.exists():
         if name.count("/") != 1:
-            raise UserError(
-                f"{name}: no run there (no config.json), no checkpoint, nor a name on the hub (owner/name)"
-            )
+            missing = "no config.json, no checkpoint, nor a name on the hub (owner/name)"
+            raise UserError(f"{name}: no run there: {missing}")
         path = download(name, "run", ["checkpoint*", "checkpoint*/**"], holding="a run or checkpoint")
     if path.is_file() or (path / "manifest.ocdbt").exists():
         return path
@@ -375,9 +362,8 @@ def released_config(name: str, corpus: str) -> TrainConfig:
     if corpus and corpus.removesuffix("-t5") not in released:
         raise UserError(f"--data {corpus}: a released checkpoint is of one of owt, de-en, xsum")
     if not corpus and len(in_name) != 1:
-        raise UserError(
-            f"{name}: its name does not say what it was trained on; give --data owt, de-en or xsum"
-        )
+        unknown = "its name does not say what it was trained on"
+        raise UserError(f"{name}: {unknown}; give --data owt, de-en or xsum")
     return PRESETS[corpus or in_name[0]]
 
 

@@ -10,7 +10,7 @@ class UserError(Exception):
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's error message, shortened; its type where it has no message."""
+    """Shorten a library's error to the first line of its message, or to its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 

@@ -14,7 +14,7 @@ from runtime.errors import UserError, first_line
 
 
 def hash_of(value) -> str:
-    """Hash of anything JSON can hold, as a short name."""
+    """Hash anything JSON can hold to a short name."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
@@ -37,17 +37,15 @@ def lock(directory: Path, wait: bool = False):
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / "lock").open("w")
     except OSError as error:
-        raise UserError(
-            f"{directory}: cannot write there ({error.strerror}): choose another --runs"
-        ) from None
+        reason = f"cannot write there ({error.strerror})"
+        raise UserError(f"{directory}: {reason}: choose another --runs") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        locked = f"{directory} is locked by another process"
         if not wait:
-            raise UserError(
-                f"{directory} is locked by another process: wait, or choose another --name"
-            ) from None
-        print(f"{directory} is locked by another process: waiting for it", flush=True)
+            raise UserError(f"{locked}: wait, or choose another --name") from None
+        print(f"{locked}: waiting for it", flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
     LOCKS[directory] = file
     atexit.register(remove_if_empty, directory)
@@ -67,10 +65,7 @@ def remove_if_empty(directory: Path):
 
 @contextmanager
 def made_once(directory: Path) -> Iterator[Path | None]:
-    """Yield a place to make `directory` in, or None if it exists.
-
-    It appears whole or not at all, made by one process.
-    """
+    """Yield a place to make `directory` in, or None if it exists: one process makes it, whole or not."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with directory.with_suffix(".lock").open("w") as file:
@@ -88,35 +83,29 @@ def made_once(directory: Path) -> Iterator[Path | None]:
 
 
 def download(
-    name: str,
-    flag: str,
-    files: list[str],
-    kind: str = "model",
-    revision: str | None = None,
-    *,
-    holding: str = "",
+    name: str, flag: str, files: list[str], kind="model", revision: str | None = None, *, holding=""
 ) -> Path:
-    """Return the directory with these files (patterns): a local one, or a repository downloaded from the hub
-    once."""
-    path, wanted = Path(name), holding or ", ".join(files)
+    """Return a local directory, or download files (patterns) of a repository from the hub, once.
+
+    `holding` describes the files in an error.
+    """
+    path = Path(name)
+    holding = holding or ", ".join(files)
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.endswith("/") or len(path.parts) > 2 or path.is_file():
-        raise UserError(f"{flag} {name}: no such directory; give one with {wanted}")
+        raise UserError(f"{flag} {name}: no such directory; give one with {holding}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return Path(snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=files))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = first_line(error).rstrip(".")
-        raise UserError(
-            f"{flag} {name}: no such directory, and no {kind} of that name on the hub ({reason}); "
-            f"give a local directory with {wanted}"
-        ) from None
+        problem = f"no such directory, and no such {kind} on the hub ({first_line(error).rstrip('.')})"
+        raise UserError(f"{flag} {name}: {problem}; give a directory with {holding}") from None
 
 
-def download_network(name: str, flag: str, more: Sequence[str] = (), *, holding: str = "") -> Path:
+def download_network(name: str, flag: str, more: Sequence[str] = (), *, holding="") -> Path:
     """Return the directory of a Hugging Face network; files in `more` are optional."""
     needed = ["config.json", "model.safetensors"]
     directory = download(name, flag, [*needed, *more], holding=holding)

@@ -5,7 +5,9 @@ Momentum and EMA weights are sharded over both axes, so no two devices repeat th
 """
 
 import glob
+import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from runtime.errors import UserError
 
 ALL = ("data", "fsdp")
-SMALL = 2**16  # numbers: smaller leaves, such as biases and norms, are not worth a message of their own
+SMALL = 2**16  # smaller leaves, such as biases and norms, are not worth a message of their own
 
 
 def has_accelerator() -> bool:
@@ -29,15 +31,13 @@ def has_accelerator() -> bool:
 
 
 def restart_with_huge_pages():
-    """Restart the program with huge pages behind XLA's buffers (Linux on CPU), which saves page faults in
-    every step.
+    """Restart with huge pages behind XLA's buffers (Linux on CPU): fewer page faults in every step.
 
     JAX is kept on the CPU, as libtpu, installed for preflights, would look for TPUs.
     """
-    tunables = (
-        "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-    )
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and not has_accelerator():
+        settings = dict(hugetlb=1, mmap_threshold=2**32, trim_threshold=2**33)
+        tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in settings.items())
         environment = {"JAX_PLATFORMS": "cpu"} | os.environ | {"GLIBC_TUNABLES": tunables}
         os.execve(sys.executable, sys.orig_argv, environment)
 
@@ -46,8 +46,7 @@ def restart_with_huge_pages():
 
 
 def join_processes(coordinator: str, processes: int, process_id: int):
-    """Join the other processes of a run: through a coordinator, or as JAX finds them on TPU slices and under
-    Slurm."""
+    """Join the processes of a run by a coordinator, or as JAX finds them on TPU slices and under Slurm."""
     on_tpu = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
     in_srun = "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
     if coordinator:
@@ -84,10 +83,7 @@ def process_0_first():
 
 @contextmanager
 def stop_signal() -> Iterator[Callable[[int], bool]]:
-    """Catch SIGTERM and Ctrl-C.
-
-    Yields a function of the steps done: all processes agree on the step to stop at.
-    """
+    """Catch SIGTERM and Ctrl-C; yield a function: steps done -> whether all processes stop here."""
     if jax.process_count() > 1:
         yield multihost_utils.reached_preemption_sync_point
         return
@@ -116,39 +112,36 @@ def platform(mesh: Mesh) -> str:
 
 def make_mesh(spec: str, batch: int, devices: list | None = None) -> Mesh:
     """Make the mesh of `8` or `4x2` devices (data x fsdp). Given devices must all be used."""
-    sizes = [int(n) for n in spec.split("x")] if all(n.isdigit() for n in spec.split("x")) else []
-    if len(sizes) not in (1, 2) or 0 in sizes:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", spec):
         raise UserError(f"--mesh {spec}: give one number (data shards, as 64) or two (data x fsdp, as 16x4)")
     use_all = devices is not None or jax.process_count() > 1
-    shape, devices = (*sizes, 1)[:2], jax.devices() if devices is None else devices
-    needed, available = int(np.prod(shape)), len(devices)
+    devices = devices or jax.devices()
+    shape = (*map(int, spec.split("x")), 1)[:2]
+    needed, available, kind = math.prod(shape), len(devices), devices[0].platform
     if needed > available or (needed < available and use_all):
-        simulate = f", or simulate them with XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
-        raise UserError(
-            f"--mesh {spec} needs {needed} devices and there are {available} ({devices[0].platform}): "
-            f"use --mesh {available}" + simulate * (devices[0].platform == "cpu")
-        )
+        remedy = f"use --mesh {available}"
+        if kind == "cpu":
+            remedy += f", or simulate them with XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+        raise UserError(f"--mesh {spec} needs {needed} devices and there are {available} ({kind}): {remedy}")
     if batch % needed:
         raise UserError(f"--batch {batch}: not a multiple of the {needed} devices of --mesh {spec}")
     return jax.make_mesh(shape, ALL, axis_types=(AxisType.Auto,) * 2, devices=devices[:needed])
 
 
 def shardings(tree, mesh: Mesh, axes: tuple[str, ...]):
-    """Shard each leaf over `axes`, along the largest dimension they divide, or over fewer axes if there is
-    none.
+    """Shard each leaf along the largest dimension that `axes`, or the last of them, divide.
 
     Small leaves are replicated.
     """
 
     def rule(leaf):
         for chosen in (axes, axes[-1:]) if leaf.size >= SMALL else ():
-            ways = int(np.prod([mesh.shape[axis] for axis in chosen]))
+            ways = math.prod(mesh.shape[axis] for axis in chosen)
             fitting = [i for i, n in enumerate(leaf.shape) if n % ways == 0]
             if ways > 1 and fitting:
-                largest = max(fitting, key=lambda i: leaf.shape[i])
-                return NamedSharding(
-                    mesh, P(*(chosen if i == largest else None for i in range(len(leaf.shape))))
-                )
+                spec = [None] * len(leaf.shape)
+                spec[max(fitting, key=lambda i: leaf.shape[i])] = chosen
+                return NamedSharding(mesh, P(*spec))
         return NamedSharding(mesh, P())
 
     return jax.tree.map(rule, tree)
@@ -165,23 +158,20 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def shapes_on(tree, shardings):
-    """Shapes and types of arrays with their shardings (one for all, or a tree of them)."""
+    """Take the shapes and types of arrays, with shardings: one for all, or a tree of them."""
     if isinstance(shardings, NamedSharding):
         shardings = jax.tree.map(lambda _: shardings, tree)
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), tree, shardings)
 
 
 def place_rows(arrays, chosen: np.ndarray, mesh: Mesh):
-    """Put the chosen rows of integer host arrays on the mesh.
-
-    Each process reads only the rows of its own devices.
-    """
+    """Put the chosen rows of integer host arrays on the mesh; each process reads those of its own devices."""
 
     def place(a):
-        shape = (len(chosen), *a.shape[1:])
-        return jax.make_array_from_callback(
-            shape, by_row(mesh), lambda index: a[chosen[index[0]]].astype(np.int32)
-        )
+        def read(index):
+            return a[chosen[index[0]]].astype(np.int32)
+
+        return jax.make_array_from_callback((len(chosen), *a.shape[1:]), by_row(mesh), read)
 
     return jax.tree.map(place, arrays)
 

@@ -8,24 +8,23 @@ import optax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
 
+Matrices = Float[Array, "*n m k"]
 
-def warmed_up(
-    peak: float, warmup_steps: int, steps: int, then: Literal["constant", "cosine"]
-) -> optax.Schedule:
-    """Linear from zero to the peak, then constant or along a cosine to zero."""
-    warmup = optax.linear_schedule(0.0, peak, max(warmup_steps, 1))
-    rest = (
-        optax.constant_schedule(peak)
-        if then == "constant"
-        else optax.cosine_decay_schedule(peak, steps - warmup_steps)
-    )
-    return optax.join_schedules([warmup, rest], [warmup_steps])
+
+def warmed_up(peak: float, warmup: int, steps: int, then: Literal["constant", "cosine"]) -> optax.Schedule:
+    """Rise linearly from zero to the peak, then stay or fall along a cosine to zero."""
+    rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
+    if then == "constant":
+        rest = optax.constant_schedule(peak)
+    else:
+        rest = optax.cosine_decay_schedule(peak, steps - warmup)
+    return optax.join_schedules([rise, rest], [warmup])
 
 
 def make_optimizer(
     name: Literal["muon", "adamw"], rate: optax.Schedule, clip: float = 1.0, *, unroll: bool = False
 ) -> optax.GradientTransformation:
-    """Muon for matrices and Adam for the rest, or AdamW for all; gradients clipped by their global norm."""
+    """Make Muon for matrices and Adam for the rest, or AdamW for all; clip gradients by their global norm."""
     if name == "muon":
         muon = optax.chain(orthogonal_momentum(unroll), optax.scale_by_learning_rate(rate))
         update = optax.partition({"muon": muon, "adam": optax.nadam(rate)}, muon_or_adam)
@@ -52,23 +51,22 @@ class Momentum(NamedTuple):
 def orthogonal_momentum(unroll: bool = False, beta: float = 0.95) -> optax.GradientTransformation:
     """Muon: Nesterov momentum, made orthogonal and scaled by √(out / in) where that is above 1.
 
-    Equal to optax.contrib.muon, with which every device of a mesh would repeat most of the work (see
-    `orthogonal`).
+    Equal to optax.contrib.muon, but devices of a mesh share the work: see `orthogonal`.
     """
 
     def init(params):
         return Momentum(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params))
 
+    def scaled(m):
+        return max(1.0, m.shape[-1] / m.shape[-2]) ** 0.5 * orthogonal(m, unroll)
+
     def update(grads, state, params=None):
         count = state.count + 1
         mean = optax.tree.update_moment(grads, state.mean, beta, 1)
-        unbiased = (
-            optax.tree.bias_correction(mean, beta, count + 1),
-            optax.tree.bias_correction(grads, beta, count),
-        )
-        ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, *unbiased)
-        scale = lambda m: max(1.0, m.shape[-1] / m.shape[-2]) ** 0.5  # noqa: E731
-        return jax.tree.map(lambda m: scale(m) * orthogonal(m, unroll), ahead), Momentum(count, mean)
+        unbiased_mean = optax.tree.bias_correction(mean, beta, count + 1)
+        unbiased_grads = optax.tree.bias_correction(grads, beta, count)
+        ahead = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, unbiased_mean, unbiased_grads)
+        return jax.tree.map(scaled, ahead), Momentum(count, mean)
 
     return optax.GradientTransformation(init, update)
 
@@ -77,7 +75,7 @@ A, B, C = 3.4445, -4.7750, 2.0315  # of Newton-Schulz
 WIDE = 16  # ratio of width to height from which `orthogonal_wide` is faster
 
 
-def orthogonal(x: Float[Array, "*n m k"], unroll: bool = False) -> Float[Array, "*n m k"]:
+def orthogonal(x: Matrices, unroll: bool = False) -> Matrices:
     """Bring all singular values of a matrix near 1 by five rounds of Newton-Schulz.
 
     A round is x ← a x + b G x + c G² x with G = x xᵀ. On a mesh, the columns are sharded (padded by zeros,
@@ -102,9 +100,8 @@ def orthogonal(x: Float[Array, "*n m k"], unroll: bool = False) -> Float[Array, 
     return x[..., :k]
 
 
-def orthogonal_wide(x: Float[Array, "*n m k"]) -> Float[Array, "*n m k"]:
-    """Take the five rounds for the matrix of a vocabulary: all but four of fifteen products are small and
-    square.
+def orthogonal_wide(x: Matrices) -> Matrices:
+    """Take the five rounds for the matrix of a vocabulary: eleven of fifteen products are small and square.
 
     A round multiplies x by a polynomial of G, and so is the next G. Float32 allows that for three rounds, not
     for five.

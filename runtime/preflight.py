@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from config import OWT_ROWS, TrainConfig
 from corpora.rows import Rows
 from elf import CONTROL_TOKENS, ELF, SIZES
 from encoders.t5 import T5Encoder
+from methods import Method
 from methods.elf import elf_method
 from runtime.errors import UserError, first_line
 from runtime.mesh import ALL, by_row, make_mesh, replicated, shapes_on, shardings
@@ -53,29 +55,26 @@ CHIPS = {
 }
 
 
+@lru_cache  # JAX takes the devices of a second topology for others.
 def topology(name: str) -> tuple[Chip, list]:
-    """Chip and devices of a name such as v5p:4x4x4."""
+    """Find the chip and the devices of a name such as v5p:4x4x4."""
     known = f"choose {', '.join(chip.example for chip in CHIPS.values())} or other shapes of these"
     kind = name.split(":")[0]
     if kind not in CHIPS or ":" not in name:
         raise UserError(f"--preflight {name}: unknown TPU; {known}")
     chip = CHIPS[kind]
-    jax.config.update(
-        "jax_enable_compilation_cache", False
-    )  # programs for absent devices cannot be read back
-    jax.config.update("jax_platforms", "cpu")  # leave accelerators of this machine alone
-    os.environ.update(
-        TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE=chip.accelerator
-    )
-    os.environ.update(ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+    # Programs for absent devices cannot be read back from the cache. Accelerators of this machine stay free.
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_platforms", "cpu")
+    libtpu = dict(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+    os.environ.update(libtpu, TPU_ACCELERATOR_TYPE=chip.accelerator)
     try:
         return chip, topologies.get_topology_desc(name, platform="tpu").devices
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--preflight {name}: {first_line(error)}; {known}") from None
     except RuntimeError as error:
-        raise UserError(
-            f"--preflight needs the TPU compiler: pip install libtpu ({first_line(error)})"
-        ) from None
+        missing = f"there is no TPU compiler ({first_line(error)})"
+        raise UserError(f"--preflight {name}: {missing}; pip install libtpu") from None
 
 
 Counts = Counter[str]  # costs of a program by name: flops, bytes, seconds, and the counts of `read_hlo`
@@ -97,31 +96,27 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, Counts]:
 def counted(plan: "Plan") -> tuple[jax.stages.Compiled, float, Counts]:
     """Compile the step: program, seconds of compilation, and counts with every loop in full.
 
-    Each of the `parts` of a batch loops over the encoder's layers and over ELF's; the optimizer has its own
-    loops.
+    Each part of a batch loops over the encoder's layers and over ELF's; the optimizer has its own loops.
     """
     layers, parts = SIZES[plan.config.model]["depth"], plan.config.accumulate
     total = 6 + (parts > 1) + (plan.teacher_steps > 0)
-    bar = tqdm(desc="compiling", unit="program", total=total, leave=False)
-    bar.refresh()
+    with tqdm(desc="compiling", unit="program", total=total, leave=False) as bar:
 
-    def count(lowered):
-        _, counts = compiled(lowered)
+        def count(lowered):
+            _, counts = compiled(lowered)
+            bar.update()
+            return counts
+
+        bar.refresh()
+        started = time.time()
+        program, once = compiled(plan.step())
+        compile_seconds = time.time() - started
         bar.update()
-        return counts
-
-    started = time.time()
-    program, once = compiled(plan.step())
-    compile_seconds = time.time() - started
-    bar.update()
-    layer = difference(count(plan.step(unroll_layers=2)), once)
-    part = difference(count(plan.step(unroll_parts=2)), once) if parts > 1 else Counter()
-    encoder, optimizer = (
-        difference(count(lower(unroll=True)), count(lower(unroll=False)))
-        for lower in (plan.encoder, plan.optimizer)
-    )
-    teacher = count(plan.teacher_step()) if plan.teacher_steps else Counter()
-    bar.close()
+        layer = difference(count(plan.step(unroll_layers=2)), once)
+        part = difference(count(plan.step(unroll_parts=2)), once) if parts > 1 else Counter()
+        encoder = difference(count(plan.encoder(unroll=True)), count(plan.encoder(unroll=False)))
+        optimizer = difference(count(plan.optimizer(unroll=True)), count(plan.optimizer(unroll=False)))
+        teacher = count(plan.teacher_step()) if plan.teacher_steps else Counter()
 
     def full(k):
         inner = (layers - 1) * layer[k] + encoder[k] + (plan.teacher_steps - 1) * teacher[k]
@@ -134,26 +129,14 @@ def difference(more: Counts, less: Counts) -> Counts:
     return Counter({k: more[k] - less[k] for k in more})
 
 
-NUMBER_BYTES = {
-    "pred": 1,
-    "s8": 1,
-    "u8": 1,
-    "bf16": 2,
-    "f16": 2,
-    "s32": 4,
-    "u32": 4,
-    "f32": 4,
-    "s64": 8,
-    "u64": 8,
-}
+NUMBER_BYTES = dict(pred=1, s8=1, u8=1, bf16=2, f16=2, s32=4, u32=4, f32=4, s64=8, u64=8)
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 def sizes_of(shapes: str) -> list[int]:
-    """Bytes of every array in a piece of HLO."""
-    arrays = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-    known = [(NUMBER_BYTES[kind], n.split(",")) for kind, n in arrays if kind in NUMBER_BYTES]
-    return [size * math.prod(map(int, filter(None, n))) for size, n in known]
+    """Count the bytes of every array in a piece of HLO."""
+    arrays = re.findall(rf"\b({'|'.join(NUMBER_BYTES)})\[([\d,]*)\]", shapes)
+    return [NUMBER_BYTES[kind] * math.prod(map(int, re.findall(r"\d+", sides))) for kind, sides in arrays]
 
 
 def read_hlo(hlo: str) -> Counts:
@@ -164,9 +147,8 @@ def read_hlo(hlo: str) -> Counts:
             counts[f"{match[2]} count"] += 1
             sizes = sizes_of(match[1])
             counts[f"{match[2]} bytes"] += max(sizes, default=0) if "-start(" in line else sum(sizes)
-        if "tpu_custom_call" in line and (
-            kernel := re.search(r"%(flash|splash_mha_fwd|splash_mha_dkv)\S* = (.*?) custom-call\(", line)
-        ):
+        kernel = re.search(r"%(flash|splash_mha_fwd|splash_mha_dkv)\S* = (.*?) custom-call\(", line)
+        if kernel and "tpu_custom_call" in line:
             operands = re.search(r"operand_layout_constraints={(.*?})}", line)[1]
             rows, heads, *sides = map(int, re.search(r"bf16\[(\d+),(\d+),(\d+),(\d+)\]", operands).groups())
             products = 5 if kernel[1] == "splash_mha_dkv" else 2  # of all pairs of positions
@@ -175,21 +157,20 @@ def read_hlo(hlo: str) -> Counts:
     return counts
 
 
-def matrices(tree) -> int:
-    """Numbers in the weight matrices."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree) if leaf.ndim >= 2)
+def products(tree, ndim: int = 2) -> int:
+    """Count the operations on a token by weight matrices, which have 3 axes if stacked by layer."""
+    return 2 * sum(leaf.size for leaf in jax.tree.leaves(tree) if leaf.ndim == ndim)
 
 
 def useful_flops(model: ELF, encoder: T5Encoder, length: int, passes: float, p_decode: float) -> float:
-    """Operations per row: `passes` forwards of ELF, 3 of the head on its share of rows, 1 of the encoder."""
-    depth, width, tokens = model.depth, model.x_norm.weight.size, length + 3 * CONTROL_TOKENS
-    layers = [leaf for leaf in jax.tree.leaves((model.blocks.attend, model.blocks.mlp)) if leaf.ndim == 3]
-    trunk = 2 * matrices(layers) * tokens + 4 * tokens**2 * width * depth
-    ends = 2 * matrices((model.self_cond, model.squeeze, model.expand, model.x_head)) * length
-    head = 2 * matrices((model.decode_head, model.unembed)) * length
-    encoder_layers = [leaf for leaf in jax.tree.leaves(encoder.blocks) if leaf.ndim == 3]
-    inner, encoder_depth = encoder.blocks.attend.q.weight.shape[-1], len(encoder.blocks.norm1.weight)
-    encode = 2 * matrices(encoder_layers) * length + 4 * length**2 * inner * encoder_depth
+    """Count operations per row: `passes` of ELF, 3 of the head on its share of rows, 1 of the encoder."""
+    width, tokens = model.x_norm.weight.size, length + 3 * CONTROL_TOKENS
+    layers = (model.blocks.attend, model.blocks.mlp)
+    trunk = products(layers, ndim=3) * tokens + 4 * tokens**2 * width * model.depth
+    ends = products((model.self_cond, model.squeeze, model.expand, model.x_head)) * length
+    head = products((model.decode_head, model.unembed)) * length
+    inner, depth = encoder.blocks.attend.q.weight.shape[-1], len(encoder.blocks.norm1.weight)
+    encode = products(encoder.blocks, ndim=3) * length + 4 * length**2 * inner * depth
     return passes * (trunk + ends) + 3 * p_decode * head + encode
 
 
@@ -204,7 +185,7 @@ class Plan(NamedTuple):
     frozen: Callable = lambda embedder, network: embedder
     """(embedder, network) -> frozen networks of the loss"""
     teacher: Callable | None = None
-    """(network, width, mesh) -> one step of a teacher, lowered"""
+    """(network on the mesh, width, mesh) -> one step of a teacher, lowered"""
     teacher_steps: int = 0
     """Passes of a frozen teacher in a step; their loop counts as one in the compiled step."""
 
@@ -213,59 +194,60 @@ class Plan(NamedTuple):
         return make_mesh(self.config.mesh, self.config.batch, topology(self.config.preflight)[1])
 
     def embedder(self, unroll: int = 1) -> data.Embedder:
+        """Shapes of the embedder on the mesh."""
         _, embedder = data.abstract_embedder(self.config, unroll)
         dtype = data.compute_type(self.config, self.mesh)
-        return jax.eval_shape(lambda e: data.cast_encoder(e, dtype), embedder)
+        embedder = jax.eval_shape(lambda e: data.cast_encoder(e, dtype), embedder)
+        return shapes_on(embedder, replicated(self.mesh))
 
-    def make(self, unroll: int = 1):
-        """The method, and the shapes of its network."""
+    def make(self, unroll: int = 1) -> tuple[Method, Any]:
+        """Make the method, and the shapes of its network."""
         vocab, embedder = data.abstract_embedder(self.config)
         method = self.method(self.config, vocab, len(embedder.mean), self.mesh, unroll)
         return method, jax.eval_shape(method.make, jax.random.key(0))
 
     def rows(self, n: int) -> Rows:
-        number = jax.ShapeDtypeStruct((n,), jax.numpy.int32)
-        rows = Rows(jax.ShapeDtypeStruct((n, self.config.length), jax.numpy.int32), number, number)
-        return shapes_on(rows, by_row(self.mesh))
+        """Shapes of n rows on the mesh."""
+        shapes = Rows((n, self.config.length), (n,), (n,))
+        return Rows(*(jax.ShapeDtypeStruct(shape, "int32", sharding=by_row(self.mesh)) for shape in shapes))
 
     def step(self, unroll_layers: int = 1, unroll_parts: int = 1) -> jax.stages.Lowered:
         """Lower the whole step, with some layers or parts of the batch unrolled in each round of the loop."""
-        mesh, (method, network) = self.mesh, self.make(unroll_layers)
-        trainer = self.build(self.config, method, mesh, unroll_parts=unroll_parts)
-        frozen, key = self.frozen(self.embedder(), network), jax.eval_shape(lambda: jax.random.key(0))
-        frozen, key = shapes_on((frozen, key), replicated(mesh))
-        with jax.set_mesh(mesh):
+        method, network = self.make(unroll_layers)
+        trainer = self.build(self.config, method, self.mesh, unroll_parts=unroll_parts)
+        key = jax.eval_shape(jax.random.key, 0)
+        frozen, key = shapes_on((self.frozen(self.embedder(), network), key), replicated(self.mesh))
+        with jax.set_mesh(self.mesh):
             return trainer.step.lower(trainer.state, frozen, self.rows(self.config.batch), key)
 
     def encoder(self, unroll: bool) -> jax.stages.Lowered:
         """Lower the encoder on one part of the batch."""
-        mesh, n = self.mesh, self.config.batch // self.config.accumulate
-        embedder = self.embedder()
-        embedder = self.embedder(len(embedder.encoder.blocks.norm1.weight)) if unroll else embedder
-        drop = jax.ShapeDtypeStruct((n,), bool, sharding=by_row(mesh))
-        with jax.set_mesh(mesh):
-            encode = jax.jit(data.Embedder.__call__)
-            return encode.lower(shapes_on(embedder, replicated(mesh)), self.rows(n), drop)
+        n, embedder = self.config.batch // self.config.accumulate, self.embedder()
+        if unroll:
+            embedder = self.embedder(len(embedder.encoder.blocks.norm1.weight))
+        drop = jax.ShapeDtypeStruct((n,), bool, sharding=by_row(self.mesh))
+        with jax.set_mesh(self.mesh):
+            return jax.jit(data.Embedder.__call__).lower(embedder, self.rows(n), drop)
 
     def optimizer(self, unroll: bool) -> jax.stages.Lowered:
         """Lower the optimizer: gradients to updates."""
-        mesh, (method, network) = self.mesh, self.make()
-        trainer = self.build(self.config, method, mesh, unroll_muon=unroll)
-        model = shapes_on(network, shardings(network, mesh, ALL))
-        with jax.set_mesh(mesh):
+        method, network = self.make()
+        trainer = self.build(self.config, method, self.mesh, unroll_muon=unroll)
+        model = shapes_on(network, shardings(network, self.mesh, ALL))
+        with jax.set_mesh(self.mesh):
             return jax.jit(trainer.optimizer.update).lower(model, trainer.state.optimizer, model)
 
     def teacher_step(self) -> jax.stages.Lowered:
         """Lower one step of the teacher, with its layers unrolled."""
         _, network = self.make(SIZES[self.config.model]["depth"])
-        return self.teacher(network, len(self.embedder().mean), self.mesh)
+        return self.teacher(shapes_on(network, replicated(self.mesh)), len(self.embedder().mean), self.mesh)
 
 
-METHOD = """flops, bytes and seconds are the TPU compiler's own estimate; loop bodies, which it counts once, are \
-multiplied by their rounds, a round being the difference to a build with more of them unrolled; the attention \
-kernels, which it cannot see, are added from their shapes in the compiled program, their time at the peak of \
-the matrix unit as far as the width of a head fills it. Useful FLOPs for the utilisation leave out padding, \
-unused slots and recomputation."""
+METHOD = """flops, bytes and seconds are the TPU compiler's own estimate; loop bodies, which it counts once, \
+are multiplied by their rounds, a round being the difference to a build with more of them unrolled; the \
+attention kernels, which it cannot see, are added from their shapes in the compiled program, their time at \
+the peak of the matrix unit as far as the width of a head fills it. Useful FLOPs for the utilisation leave \
+out padding, unused slots and recomputation."""
 
 
 def inspect(plan: Plan) -> dict[str, Any]:
@@ -277,23 +259,23 @@ def inspect(plan: Plan) -> dict[str, Any]:
     _, network = plan.make()
     row_flops = useful_flops(network, plan.embedder().encoder, config.length, passes, config.p_decode)
     program, compile_seconds, counts = counted(plan)
-    memory, kernel_flops, kernel_bytes = (
-        program.memory_analysis(),
-        counts["kernel flops"],
-        counts["kernel bytes"],
-    )
+    memory = program.memory_analysis()
+    state_bytes, temp_bytes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    kernel_flops, kernel_bytes = counts["kernel flops"], counts["kernel bytes"]
     peak = chip.flops * min(1, width // heads / chip.mxu)
     kernel_seconds = max(kernel_flops / peak, kernel_bytes / chip.bandwidth)
     seconds = counts["seconds"] + kernel_seconds
     collectives = [
-        dict(kind=kind, count=counts[f"{kind} count"], bytes=counts[f"{kind} bytes"]) for kind in COLLECTIVES
+        dict(kind=kind, count=counts[f"{kind} count"], bytes=counts[f"{kind} bytes"])
+        for kind in COLLECTIVES
+        if counts[f"{kind} count"]
     ]
     return dict(
         topology=config.preflight,
-        hbm_state_bytes=memory.argument_size_in_bytes,
-        hbm_temp_bytes=memory.temp_size_in_bytes,
+        hbm_state_bytes=state_bytes,
+        hbm_temp_bytes=temp_bytes,
         hbm_limit_bytes=chip.hbm,
-        fits=memory.argument_size_in_bytes + memory.temp_size_in_bytes <= chip.hbm,
+        fits=state_bytes + temp_bytes <= chip.hbm,
         flops=counts["flops"] + kernel_flops,
         bytes_accessed=counts["bytes"] + kernel_bytes,
         kernel_flops=kernel_flops,
@@ -301,7 +283,7 @@ def inspect(plan: Plan) -> dict[str, Any]:
         kernel_seconds=kernel_seconds,
         predicted_seconds=seconds,
         mfu=row_flops * config.batch / mesh.size / (seconds * chip.flops),
-        collectives=[each for each in collectives if each["count"]],
+        collectives=collectives,
         compile_seconds=compile_seconds,
         method=METHOD,
         owt_epoch_hours=OWT_ROWS / config.batch * seconds / 3600,

@@ -1,12 +1,10 @@
-"""Seconds, tokens per second and memory of a network on this machine, part by part, with random weights and
-data."""
+"""Seconds, tokens per second and memory of a network on this machine, part by part."""
 
-import dataclasses
 import resource
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -68,29 +66,29 @@ class Speed:
         print(f"peak memory of the process: {peak:.2f} GiB")
 
     def parts(self, build: Callable) -> dict[str, tuple[Callable, tuple]]:
-        """List the functions to time, with their arguments."""
-        changes = dict(model=self.model, length=self.length, batch=self.batch, bottleneck=self.bottleneck)
-        config, key = dataclasses.replace(PRESETS["stories"], **changes), jax.random.key(0)
-        mesh, n, embedder = make_mesh("1", self.batch), self.batch, self.random_embedder(key)
-        method = elf_method(config, self.vocab, self.embedding, mesh)
-        trainer = build(config, method, mesh)
-        state, slots = trainer.init(), slots_of(config)
+        """Make the functions to time, with their arguments."""
+        n, key, mesh = self.batch, jax.random.key(0), make_mesh("1", self.batch)
+        changes = dict(model=self.model, length=self.length, batch=n, bottleneck=self.bottleneck)
+        config = replace(PRESETS["stories"], **changes)
+        trainer = build(config, elf_method(config, self.vocab, self.embedding, mesh), mesh)
+        state, embedder, slots = trainer.init(), self.random_embedder(key), slots_of(config)
         model = state.model
         rows = Rows(jnp.ones((n, self.length), jnp.int32), jnp.full(n, self.length), jnp.zeros(n, jnp.int32))
         draws, drop = draw_step(config, key, jnp.arange(n), self.length, self.embedding, slots.group)
         batch = jax.jit(embedder.__call__)(rows, drop)
 
         def forward(model, batch, draws):
-            """All rows through the network, and the decoder slots through the vocabulary head."""
+            """Pass all rows through the network, and the decoder slots through the vocabulary head."""
             h = model.trunk(batch.x, batch.x, draws.t, draws.w, draws.t)
             decoded = losses.take_rows(slots.group, h, slice(0, slots.decode))
             return model.predict(h, batch.x, draws.t), model.logits(decoded)
 
         def gradient(model, batch, draws):
-            scales = noise_scales(config)
-            return jax.grad(lambda m: losses.token_losses(m, batch, draws, slots, **scales).mean())(model)
+            token_losses = partial(losses.token_losses, **noise_scales(config))
+            return jax.grad(lambda m: token_losses(m, batch, draws, slots).mean())(model)
 
         sample = partial(samplers.sample.__wrapped__, w=1.0, gamma=1.0)
+        start = (batch.x, samplers.uniform_grid(16), jax.random.split(key, n))
         return {
             "forward": (forward, (model, batch, draws)),
             "forward, denoising only": (ELF.denoise, (model, batch.x, batch.x, draws.t, draws.w)),
@@ -98,15 +96,11 @@ class Speed:
             "encoder": (Embedder.__call__, (embedder, rows, drop)),
             "optimizer": (trainer.optimizer.update, (model, state.optimizer, model)),
             "whole step": (trainer.step.__wrapped__, (state, embedder, rows, key)),
-            "sampling, 16 steps": (
-                sample,
-                (model, batch.x, samplers.uniform_grid(16), jax.random.split(key, n)),
-            ),
+            "sampling, 16 steps": (sample, (model, *start)),
         }
 
     def time(self, calls: dict[str, Callable]) -> dict[str, float]:
-        """Time each call: the median of alternating turns, so that a busy moment of the machine affects all
-        alike.
+        """Time each call: the median of alternating turns, so that a busy moment affects all alike.
 
         The first call of a turn is not counted, as it has to reclaim memory from the others.
         """
@@ -127,8 +121,12 @@ class Speed:
             s = np.load(file.name, mmap_mode="r")
             full, mesh = np.full(len(s), self.length, np.int32), make_mesh("1", self.batch)
             rows = Rows(s, full, np.zeros_like(full))
-            load = lambda i: place_rows(rows, batch_indices(len(s), self.batch, 0, i), mesh)  # noqa: E731
-            started, waited, ahead = time.time(), 0.0, prefetched(load, 0, self.repeats)
+
+            def load(i):
+                return place_rows(rows, batch_indices(len(s), self.batch, 0, i), mesh)
+
+            started, waited = time.time(), 0.0
+            ahead = prefetched(load, 0, self.repeats)
             for _ in range(self.repeats):
                 since = time.time()
                 part = next(ahead)
@@ -138,10 +136,10 @@ class Speed:
             return waited / (time.time() - started)
 
     def random_embedder(self, key) -> Embedder:
-        sizes = dict(vocab_size=self.vocab, d_model=self.embedding, num_layers=self.encoder_layers)
-        heads = max(1, self.embedding // 64)
-        sizes |= dict(
-            num_heads=heads, d_kv=self.embedding // heads, d_ff=4 * self.embedding, feed_forward_proj="relu"
-        )
+        """Make an encoder with random weights."""
+        width = self.embedding
+        heads = max(1, width // 64)
+        sizes = dict(vocab_size=self.vocab, d_model=width, num_layers=self.encoder_layers, num_heads=heads)
+        sizes |= dict(d_kv=width // heads, d_ff=4 * width, feed_forward_proj="relu")
         encoder = t5_from_config(scratch.SMALL | sizes, key)
-        return Embedder(encoder, jnp.zeros(self.embedding), jnp.ones(self.embedding))
+        return Embedder(encoder, jnp.zeros(width), jnp.ones(width))
