@@ -25,17 +25,14 @@ ALL = ("data", "fsdp")
 SMALL = 2**16  # smaller leaves, such as biases and norms, are not worth a message of their own
 
 
-def has_accelerator() -> bool:
-    """Look for TPUs or GPUs on this machine without starting JAX's backends."""
-    return any(glob.glob(f"/dev/{kind}") for kind in ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd"))
-
-
 def restart_with_huge_pages():
     """Restart with huge pages behind XLA's buffers (Linux on CPU): fewer page faults in every step.
 
     JAX is kept on the CPU, as libtpu, installed for preflights, would look for TPUs.
     """
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ and not has_accelerator():
+    accelerators = ("accel[0-9]*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd")  # JAX is not started to ask it
+    on_cpu = not any(glob.glob(f"/dev/{name}") for name in accelerators)
+    if sys.platform == "linux" and on_cpu and "GLIBC_TUNABLES" not in os.environ:
         settings = dict(hugetlb=1, mmap_threshold=2**32, trim_threshold=2**33)
         tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in settings.items())
         environment = {"JAX_PLATFORMS": "cpu"} | os.environ | {"GLIBC_TUNABLES": tunables}
