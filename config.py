@@ -26,11 +26,11 @@ class Sampler:
     w: float
     """Self-conditioning guidance scale."""
     cfg: float
-    """Guidance scale of the condition, where the data has one."""
+    """Guidance scale of the source, if the data has sources."""
     gamma: float
-    """Noise re-injected at every step; 0 is the ODE."""
+    """Scale γ of the noise that SDE steps re-inject; 0 gives ODE steps."""
     grid: Grid = "logit-normal"
-    """Times of the steps."""
+    """Time grid of the sampler: random logit-normal times, or uniform ones."""
     form: Form = "paper"
     """SDE step and unconditional pass as in the paper or as in the released code."""
 
@@ -40,31 +40,31 @@ class Common:
     """The flags most runs need."""
 
     model: str
-    """Size of the network: elf-b, elf-m, elf-l, or a desk size for CPU (desk-m, desk, tiny)."""
+    """Size of the network: the paper's elf-b, elf-m, elf-l; for a CPU desk-m, desk, tiny."""
     data: str
-    """Texts: stories, translate, summarize (embedded); owt, de-en, xsum (hub); a file, directory or hub name.
+    """Texts: stories, translate, summarize (built in); owt, de-en, xsum (hub); a file, directory or hub name.
 
-    owt-t5, de-en-t5, xsum-t5 are the authors' tokens.
+    owt-t5, de-en-t5, xsum-t5 are the same texts as tokenized by the paper's authors.
     """
     encoder: str = "t5-small"
-    """Frozen encoder of the clean embeddings: a T5 by name or directory, or one trained first.
+    """Frozen T5 encoder of the clean embeddings: a name or directory, or one trained on the texts first.
 
-    scratch is small, scratch-256 has that width, scratch-t5-small has T5-small's shape.
+    To train one: scratch (width 128), scratch-256 (width 256), or scratch-t5-small (T5-small's shape).
     """
     name: str = ""
-    """Name of the run, which lives in <runs>/<name>; by default data-model."""
+    """Name of the run; its directory is <runs>/<name>. By default <data>-<model>, as stories-desk."""
     mesh: str = "1"
-    """Devices: 64 is 64 data shards; 16x4 is 16 data shards with the weights of each sharded over 4."""
+    """Devices: 64 splits the batch over 64; 16x4 does too, and shards the weights over groups of 4."""
     steps: int = 5 * 19_017
     """Optimizer steps."""
     batch: int = 512
     """Rows per step, over all devices."""
     learning_rate: float = 0.002
-    """Peak learning rate; by default, AdamW has a twentieth of Muon's, as in the paper."""
+    """Peak learning rate; the default for AdamW is a twentieth of that for Muon, as in the paper."""
     num_samples: int = 1000
     """Texts sampled and scored at the end; 0 for none."""
     seed: int = 0
-    """Seed of all randomness in the run, except for a scratch encoder, which all seeds share."""
+    """Seed of all randomness in the run, except in a scratch encoder, which runs of all seeds share."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,17 @@ class Data:
     """Texts, rows and embeddings."""
 
     data_dir: str = ""
-    """Local directory (or file) with the texts of owt, de-en or xsum, where the hub cannot be reached."""
+    """Local directory or file with the texts of owt, de-en or xsum, to use instead of the hub."""
     tokenizer: str = ""
     """Tokenizer, by name or directory; by default the encoder's own."""
     length: int = 1024
     """Tokens per row."""
     source_length: int = 0
-    """Largest number of these tokens for the source of a text, where the data has sources."""
+    """Tokens of a row that the source may take, if the data has sources."""
     pack: bool = True
-    """Fill every row with texts end to end; otherwise one text per row.
-
-    Rows with a source are never packed.
-    """
+    """Fill every row with texts end to end, or one text per row. Rows with sources are never packed."""
     embeddings: Literal["encoder", "table", "gaussian", "learned"] = "encoder"
-    """Clean embeddings: of the encoder, of its table alone, of a random table, or of a table ELF learns."""
+    """Clean embeddings: encoder output, the encoder's token table, a random table, or a trained one."""
     encoder_steps: int = 5 * 19_017
     """Optimizer steps of a scratch encoder."""
     encoder_learning_rate: float = 1e-3
@@ -97,16 +94,13 @@ class Network:
     """The network and its ablations."""
 
     bottleneck: int = 128
-    """Width of the bottleneck between embeddings and network; 0 for none.
-
-    The paper compares 32, 128 and 512.
-    """
+    """Width of the bottleneck between embeddings and network; 0 for none. The paper compares 32, 128, 512."""
     prediction: Literal["x", "v", "eps"] = "x"
     """Output of the network: clean embeddings, velocity, or noise."""
     conditioning: Literal["tokens", "adaln-zero"] = "tokens"
-    """Input of time, guidance scale and mode: control tokens, or modulation of every layer."""
+    """How time, guidance scale and mode enter: as control tokens, or as modulation of every layer."""
     decoder: Literal["shared", "separate"] = "shared"
-    """Decoder from embeddings to tokens: the network itself, or a mirror of the encoder, trained first."""
+    """Decoder from embeddings to tokens: the ELF network, or a separate network that is trained first."""
     decoder_steps: int = 3 * 19_017
     """Optimizer steps of a separate decoder."""
     decoder_learning_rate: float = 3e-4
@@ -117,48 +111,48 @@ class Network:
 
 @dataclass(frozen=True)
 class Training:
-    """Optimizer, noise and the shares of each objective."""
+    """Optimizer, noise, and the share of rows for each objective."""
 
     accumulate: int = 1
-    """Parts of a batch, computed one after the other to save memory."""
+    """Parts of a batch whose gradients are accumulated, to save memory."""
     optimizer: Literal["muon", "adamw"] = "muon"
-    """Muon for matrices and Adam for the rest, or AdamW (0.9, 0.95) for all."""
+    """Muon for matrices with Adam for the rest, or AdamW (betas 0.9 and 0.95) for all."""
     warmup_steps: int = 9_508
-    """Steps of linear warm-up from zero; in the paper, half an epoch of OpenWebText."""
+    """Steps of linear warm-up; if only --steps is lowered, at most a tenth of it."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
     clip: float = 1.0
     """Largest global norm of a gradient."""
     ema: float = 0.9999
-    """Decay of the EMA weights, which are sampled from; lower where training is shorter than the average."""
+    """Decay of the EMA weights, which draw the samples; lowered by itself if training is short."""
     times: Grid = "logit-normal"
-    """Distribution of the time of a denoised row."""
+    """Distribution of the time t of a denoiser row."""
     t_mean: float = -1.5
-    """Mean of the logit-normal time of a denoised row, and of the sampling grid."""
+    """P_mean of the logit-normal time t, in denoiser rows and in the sampling grid."""
     t_std: float = 0.8
-    """Standard deviation of the logit-normal time."""
+    """P_std of the logit-normal time t, in both."""
     noise_scale: float = 2.0
-    """Scale of the noise that denoised rows start from."""
+    """Scale of the noise in denoiser rows and in sampling."""
     p_mean: float = 0.8
-    """Mean of the logit-normal corruption level of a token in decoded rows."""
+    """P_mean of the logit-normal corruption level p of each token in decoder rows."""
     p_std: float = 0.8
-    """Standard deviation of the logit-normal corruption level."""
+    """P_std of the logit-normal corruption level p."""
     decode_noise_scale: float = 5.0
-    """Scale of the noise in decoded rows and for a separate decoder; in the paper 5 on OWT, 1 on tasks."""
+    """Scale of the noise in decoder rows and for a separate decoder."""
     p_decode: float = 0.2
-    """Share of rows that train the decoder (cross-entropy) rather than the denoiser (velocity error)."""
+    """Share of decoder rows (trained by cross-entropy); the others are denoiser rows (by velocity error)."""
     p_self_cond: float = 0.5
-    """Share of denoised rows that see their own first prediction."""
+    """Share of denoiser rows with self-conditioning: the network sees its own first prediction."""
     w_min: float = 0.5
-    """Smallest guidance scale in training."""
+    """Smallest self-conditioning guidance scale in training."""
     w_max: float = 5.0
-    """Largest guidance scale in training."""
+    """Largest self-conditioning guidance scale in training."""
     p_drop: float = 0.1
-    """Share of rows that drop their condition, where the data has one."""
+    """Share of rows whose source is dropped, if the data has sources."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type of training: auto is bfloat16 on TPU and GPU, float32 on CPU.
 
-    State and sampling are float32.
+    Weights, optimizer state and sampling are always float32.
     """
 
 
@@ -171,11 +165,11 @@ class Sampling:
     w: float = 1.0
     """Self-conditioning guidance scale."""
     cfg: float = 2.0
-    """Guidance scale of the condition, where the data has one."""
+    """Guidance scale of the source, if the data has sources."""
     gamma: float = 1.0
-    """Noise re-injected at every step; 0 is the ODE."""
+    """Scale γ of the noise that SDE steps re-inject; 0 gives ODE steps."""
     grid: Grid = "logit-normal"
-    """Times of the sampler's steps."""
+    """Time grid of the sampler: random logit-normal times, or uniform ones."""
     sample_every: int = 5_000
     """Steps between samples shown while training; 0 for none."""
 
@@ -185,15 +179,15 @@ class Devices:
     """Processes of a run, and preflight."""
 
     coordinator: str = ""
-    """Address (host:port) of process 0, where JAX cannot find the processes by itself."""
+    """Address (host:port) of process 0, on hosts where JAX does not find the other processes."""
     processes: int = 1
-    """Number of processes, if a coordinator is given."""
+    """Number of processes; only with --coordinator."""
     process_id: int = 0
-    """Number of this process, counted from 0."""
+    """Index of this process, from 0; only with --coordinator."""
     preflight: str = ""
-    """Do not train: compile the step for an absent TPU, such as v5p:4x4x4, and print its cost."""
+    """Do not train: compile the step for a TPU slice, such as v5p:4x4x4, and print its cost. Needs no TPU."""
     preflight_json: Path | None = None
-    """File for the numbers of the preflight."""
+    """JSON file for the numbers of the preflight."""
 
 
 @dataclass(frozen=True)

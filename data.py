@@ -234,7 +234,7 @@ def save_embedder(config: TrainConfig, corpus: Corpus, embedder: Embedder):
 def abstract_embedder(config: TrainConfig, unroll: int = 1) -> tuple[int, Embedder]:
     """Size of the vocabulary and shapes of the embedder, without reading texts or weights."""
     name, tokenizer, layout, cache = corpus_args(config)
-    if name in corpora.rows.EMBEDDED:
+    if name in corpora.rows.BUILT_IN:
         vocab = len(corpora.rows.load_corpus(name, tokenizer, layout, cache).tokenizer)
     elif tokenizer in T5_CONFIGS:
         vocab = 32_100

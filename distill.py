@@ -1,10 +1,11 @@
-"""Distill a trained ELF into one of few steps: progressive distillation, the paper's Appendix B.
+"""Distill a trained ELF into students that need few sampling steps (progressive distillation, Appendix B).
 
     python distill.py --teacher runs/stories-desk --steps 300      # rounds of 16, 8, 4, 2, 1 steps; tables
     python distill.py --teacher runs/owt-elf-b --mesh 64 --rounds 16 8
 
-One step of a student learns to go where 64 / N steps of the teacher go. Without --steps, a round is an epoch.
-Every round is a run that starts from the one before. Run the same command again to resume.
+In each round, a student with N sampling steps learns to do in one step what the teacher does in 64 / N. Each
+round is a run that starts from the student of the round before. Without --steps, a round is one epoch.
+Run the same command again to resume.
 """
 
 import json
@@ -48,48 +49,49 @@ class Distill:
     teacher: str
     """Directory of a run, or a released checkpoint. Its EMA weights teach."""
     rounds: tuple[int, ...] = tuple(paper.CURRICULUM)
-    """Steps of the student in each round.
+    """Sampling steps of the student in each round.
 
-    The first starts from the finished round of twice as many, else from the teacher.
+    The first student starts from the finished one with twice as many steps, if there is one under this name.
+    Otherwise it starts from the teacher.
     """
-    teacher_steps: int = 64
-    """Steps of the teacher from noise to data."""
     steps: int | None = None
     """Optimizer steps of a round; by default one epoch."""
-    warmup_steps: int | None = None
-    """Steps of linear warm-up; by default a tenth of the round."""
+    batch: int | None = None
+    """Rows per optimizer step; by default the teacher's."""
     learning_rate: float | None = None
     """Peak learning rate; by default the teacher's."""
-    batch: int | None = None
-    """Rows per step; by default the teacher's."""
-    name: str = ""
-    """Name of the rounds, which are runs in <runs>/<name>/<steps>; by default <teacher>-distilled."""
-    runs: Path = Path("runs")
-    """Directory of all runs."""
+    mesh: str = "1"
+    """Devices: 64 splits the batch over 64; 16x4 does too, and shards the weights over groups of 4."""
     num_samples: int | None = None
-    """Texts after each round and in the tables; 0 for none, by default as in the teacher's run."""
+    """Texts sampled after each round and for the tables; 0 for none. By default as in the teacher's run."""
     judge: str = ""
     """Judge of the samples: a GPT-2 by name or directory, or none; by default as in eval.py."""
-    data: str = ""
-    """Training data of a released teacher (owt, de-en, xsum), if its name does not say."""
-    data_dir: str = ""
-    """Local directory with the texts, where the hub cannot be reached."""
-    encoder: str = ""
-    """T5 directory for a released teacher; by default t5-small from the hub."""
-    mesh: str = "1"
-    """Devices: 64 is 64 data shards; 16x4 is 16 data shards with the weights of each sharded over 4."""
-    coordinator: str = ""
-    """Address (host:port) of process 0, where JAX cannot find the processes by itself."""
-    processes: int = 1
-    """Number of processes, if a coordinator is given."""
-    process_id: int = 0
-    """Number of this process, counted from 0."""
+    name: str = ""
+    """The rounds are runs in <runs>/<name>/<student steps>; by default, the name is <teacher>-distilled."""
+    runs: Path = Path("runs")
+    """Directory of all runs."""
+    teacher_steps: int = 64
+    """Sampling steps of the teacher."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; by default a tenth of the round."""
     save_every: int | None = None
     """Steps between checkpoints; by default the teacher's."""
+    data: str = ""
+    """For a released teacher: its training data (owt, de-en, xsum), if its name does not say."""
+    data_dir: str = ""
+    """For a released teacher: local directory with the texts, to use instead of the hub."""
+    encoder: str = ""
+    """For a released teacher: T5 directory with encoder and tokenizer; by default t5-small from the hub."""
+    coordinator: str = ""
+    """Address (host:port) of process 0, on hosts where JAX does not find the other processes."""
+    processes: int = 1
+    """Number of processes; only with --coordinator."""
+    process_id: int = 0
+    """Index of this process, from 0; only with --coordinator."""
     preflight: str = ""
-    """Do not train: print the cost of the first and last round on an absent TPU, such as v5p:4x4x4."""
+    """Do not train: print the cost of the first and last round on a TPU slice, such as v5p:4x4x4."""
     preflight_json: Path | None = None
-    """File for the numbers of the preflight, by round."""
+    """JSON file for the numbers of the preflight, by round."""
 
     def load_teacher(self, mesh: Mesh) -> Trained:
         return load(self.teacher, mesh, corpus=self.data, data_dir=self.data_dir, encoder=self.encoder)

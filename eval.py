@@ -5,12 +5,12 @@
     python eval.py figure guidance --run RUN                a figure of the paper
     python eval.py trajectory --run RUN                     texts on their way from noise, on a page
     python eval.py compare RUN RUN …                        runs side by side
-    python eval.py claims                                   the paper's claims, checked at a desk
+    python eval.py claims                                   the paper's claims, checked on this machine
     python eval.py speed --model desk                       seconds, tokens/s and memory on this machine
 
-A run is a directory of train.py, or a released checkpoint: a name on the hub
-(embedded-language-flows/ELF-B-owt) or a local copy. Measurements are kept with the run, so an interrupted
-table resumes.
+RUN is the directory of a run, or a released checkpoint: a name on the hub
+(embedded-language-flows/ELF-B-owt) or a local copy. Scores are cached with the run, so an interrupted table
+resumes.
 """
 
 import dataclasses
@@ -35,26 +35,50 @@ from runtime.files import write_file
 from runtime.mesh import make_mesh, restart_with_huge_pages
 from runtime.speed import Speed
 
+Flat = tyro.conf.OmitArgPrefixes
+Run = Annotated[str, tyro.conf.arg(help="Directory of a run, or a released checkpoint.")]
+Runs = Annotated[tuple[str, ...], tyro.conf.arg(help="Directories of runs, or released checkpoints.")]
+Seed = Annotated[int, tyro.conf.arg(help="Random seed of the noise.")]
+Seeds = Annotated[tuple[int, ...], tyro.conf.arg(help="Random seeds of the noise.")]
+JUDGE_HELP = (
+    "Judge of the samples: a GPT-2 by name or directory, or none. By default the references of data with "
+    "sources, the likelihood of the stories' grammar, or else gpt2-large."
+)
+TABLE_HELP = "In the paper: system is Table 9, scaling 10, few-step 4, rounds 5, downstream 1, tokens 8."
+FIGURE_HELP = (
+    "In the paper: guidance is Figures 4 and 6, samplers 5c, schedules 16a, gamma 16b, cfg 17, "
+    "trade-off 7b and 9c, few-step 9a."
+)
+
+
+@dataclass(frozen=True)
+class ReleasedOptions:
+    """Only for a released checkpoint; a run has these in its directory."""
+
+    data: str = ""
+    """Data the checkpoint was trained on (owt, de-en, xsum), if its name does not say."""
+    data_dir: str = ""
+    """Local directory with the texts, to use instead of the hub."""
+    encoder: str = ""
+    """T5 directory with encoder and tokenizer; by default t5-small from the hub."""
+
 
 @dataclass(frozen=True)
 class RunOptions:
     """Options of every command that loads a run."""
 
-    data: str = ""
-    """Training data of a released checkpoint (owt, de-en, xsum), if its name does not say."""
-    data_dir: str = ""
-    """Local directory with the texts, where the hub cannot be reached."""
-    encoder: str = ""
-    """T5 directory with encoder and tokenizer for a released checkpoint; by default t5-small from the hub."""
-    split: Split = "validation"
-    """Split of the sources to answer and of the texts to compare with."""
+    run: Run = tyro.MISSING
     checkpoint: Literal["latest", "best"] = "latest"
     """Checkpoint of a run: the last one, or the one with the smallest loss on held-out rows."""
+    split: Split = "validation"
+    """Split with the sources to answer and the reference texts."""
     mesh: str = "1"
-    """Devices: 64 is 64 data shards; 16x4 is 16 data shards with the weights of each sharded over 4."""
+    """Devices: 64 splits the batch over 64; 16x4 does too, and shards the weights over groups of 4."""
+    released: Flat[ReleasedOptions] = ReleasedOptions()
 
     def load(self, run: str) -> Trained:
-        return load(run, make_mesh(self.mesh, 0), self.checkpoint, self.data, self.data_dir, self.encoder)
+        mesh, released = make_mesh(self.mesh, 0), self.released
+        return load(run, mesh, self.checkpoint, released.data, released.data_dir, released.encoder)
 
 
 @dataclass(frozen=True)
@@ -62,9 +86,8 @@ class MeasureOptions(RunOptions):
     """Options of every command that scores samples."""
 
     num_samples: int | None = None
-    """Texts for each measurement, by default as in the run; with sources, at most as many as there are."""
-    judge: str = ""
-    """A GPT-2 by name or directory, or none; by default a grammar's exact likelihood, or else gpt2-large."""
+    """Texts to sample for each score, by default as in the run; at most one for each source."""
+    judge: Annotated[str, tyro.conf.arg(help=JUDGE_HELP)] = ""
 
     def benches(self, names: Sequence[str], form: Form) -> list[Bench]:
         if not names:
@@ -87,11 +110,11 @@ class SamplerOptions:
     w: float | None = None
     """Self-conditioning guidance scale."""
     cfg: float | None = None
-    """Guidance scale of the condition, where the data has one."""
+    """Guidance scale of the source, if the data has sources."""
     gamma: float | None = None
-    """Noise re-injected at every step; 0 is the ODE."""
+    """Scale γ of the noise that SDE steps re-inject; 0 gives ODE steps."""
     grid: Grid | None = None
-    """Times of the steps."""
+    """Time grid of the sampler: random logit-normal times, or uniform ones."""
     form: Form = "paper"
     """SDE step and unconditional pass as in the paper or as in the released code."""
 
@@ -107,21 +130,14 @@ def settings_of(sampler: Sampler, conditions) -> dict[str, str | float]:
     return {k: v for k, v in dataclasses.asdict(sampler).items() if conditions or k != "cfg"}
 
 
-Flat = tyro.conf.OmitArgPrefixes
-Run = Annotated[str, tyro.conf.arg(help="Directory of a run, or a released checkpoint.")]
-Runs = Annotated[tuple[str, ...], tyro.conf.arg(help="Directories of runs, or released checkpoints.")]
-Seed = Annotated[int, tyro.conf.arg(help="Random seed of the noise.")]
-SEEDS = "Random seeds of the noise; by default 0, and for `system` 0 to 5."
-Seeds = Annotated[tuple[int, ...], tyro.conf.arg(help=SEEDS)]
 TableName = Literal["system", "scaling", "few-step", "rounds", "downstream", "tokens"]
 FigureName = Literal["guidance", "samplers", "schedules", "gamma", "cfg", "trade-off", "few-step"]
 
 
 @dataclass(frozen=True)
 class Samples(MeasureOptions):
-    """Sample texts from a run, print their scores, and write them as JSON lines and as a page."""
+    """Sample texts from a run, print their scores, and write them as JSON lines and as an HTML page."""
 
-    run: Run = tyro.MISSING
     sampling: Flat[SamplerOptions] = SamplerOptions()
     seed: Seed = 0
     out: Path | None = None
@@ -153,14 +169,14 @@ class Samples(MeasureOptions):
 
 @dataclass(frozen=True)
 class Table(MeasureOptions):
-    """A table of the paper: runs are columns (rows of rounds, downstream, tokens) beside the paper's."""
+    """A table of the paper with your runs added: as columns, or as rows in rounds, downstream and tokens."""
 
-    name: tyro.conf.Positional[TableName] = tyro.MISSING
-    """Tables 9, 10, 4, 5, 1 and 8 of the paper."""
+    name: Annotated[tyro.conf.Positional[TableName], tyro.conf.arg(help=TABLE_HELP)] = tyro.MISSING
     run: Runs = tyro.MISSING
-    seeds: Seeds = ()
+    seeds: tuple[int, ...] = ()
+    """Random seeds of the noise; by default 0, and 0 to 5 for system."""
     out: Path | None = None
-    """Files to write, without their ending; by default tables/NAME in the first run."""
+    """Path of the files to write, without suffix; by default tables/NAME in the first run."""
     form: Form = "paper"
     """SDE step and unconditional pass as in the paper or as in the released code."""
 
@@ -176,14 +192,13 @@ class Table(MeasureOptions):
 
 @dataclass(frozen=True)
 class Figure(MeasureOptions):
-    """A figure of the paper, drawn from our runs, with the paper's points where it prints them."""
+    """A figure of the paper drawn from your runs, with the paper's points where it prints numbers."""
 
-    name: tyro.conf.Positional[FigureName] = tyro.MISSING
-    """Figures 4 and 6, 5c, 16a, 16b, 17, 7 and 9c, and 9a of the paper."""
+    name: Annotated[tyro.conf.Positional[FigureName], tyro.conf.arg(help=FIGURE_HELP)] = tyro.MISSING
     run: Runs = tyro.MISSING
     seeds: Seeds = (0,)
     out: Path | None = None
-    """Files to write, without their ending; by default figures/NAME in the first run."""
+    """Path of the files to write, without suffix; by default figures/NAME in the first run."""
     form: Form = "paper"
     """SDE step and unconditional pass as in the paper or as in the released code."""
 
@@ -195,14 +210,13 @@ class Figure(MeasureOptions):
 
 @dataclass(frozen=True)
 class Trajectory(RunOptions):
-    """Follow samples from noise to text: the first in the terminal, all on a page with a slider over t."""
+    """Follow samples from noise to text: one in the terminal, all on an HTML page with a slider over t."""
 
-    run: Run = tyro.MISSING
     sampling: Flat[SamplerOptions] = SamplerOptions()
     samples: int = 3
     """Samples to follow."""
     frames: int = 16
-    """Times to decode, besides the end."""
+    """Times t at which predictions are decoded, besides the end."""
     seed: Seed = 0
     out: Path | None = None
     """Page to write; by default trajectory.html in the run."""
@@ -230,16 +244,16 @@ class Trajectory(RunOptions):
 
 @dataclass(frozen=True)
 class Compare(MeasureOptions):
-    """Several runs side by side with the same sampler: one table, one plot."""
+    """Runs side by side with the same sampler settings: one table, one plot."""
 
-    runs: tyro.conf.Positional[Runs] = tyro.MISSING
+    run: tyro.conf.Positional[Runs] = tyro.MISSING
     sampling: Flat[SamplerOptions] = SamplerOptions()
     seeds: Seeds = (0,)
     out: Path = Path("runs/compare")
-    """Files to write, without their ending."""
+    """Path of the files to write, without suffix."""
 
     def __call__(self):
-        benches = self.benches(self.runs, self.sampling.form)
+        benches = self.benches(self.run, self.sampling.form)
         samplers = [self.sampling.sampler(bench.trained.config) for bench in benches]
         figures.write(figures.compare(benches, self.seeds or (0,), samplers), self.out)
 

@@ -1,9 +1,9 @@
 """Train ELF.
 
-    python train.py                              the embedded stories on this machine, in minutes
+    python train.py                              built-in stories on this machine, in minutes
     python train.py --model elf-b --mesh 64      the paper's Table 7: OpenWebText on 64 chips
 
-The choice of model and data sets the paper's defaults; each is a flag. Run the same command again to resume.
+--model and --data choose the defaults of all other flags. Run the same command again to resume.
 """
 
 import json

@@ -28,8 +28,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # silences its warning
 
 SENTINELS = 8  # special tokens of a word tokenizer, for the spans that span corruption hides
 GRAMMARS = {"stories": STORIES}
-EMBEDDED = {**GRAMMARS, **TASKS}
-WRITTEN = dict(train=100_000, validation=2_000, test=2_000)  # texts of an embedded corpus, by split
+BUILT_IN = {**GRAMMARS, **TASKS}
+WRITTEN = dict(train=100_000, validation=2_000, test=2_000)  # texts of a built-in corpus, by split
 FORMAT = 3  # of prepared files: raise it by hand when they change, and every corpus is prepared again
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # one of them holds the tokens
 Split = Literal["validation", "test"]
@@ -91,11 +91,11 @@ def load_corpus(
 ) -> Corpus:
     """Load the rows of a corpus, and prepare them first if the cache does not hold them.
 
-    `tokenizer` is a directory or a name on the hub; embedded corpora bring their own.
+    `tokenizer` is a directory or a name on the hub; built-in corpora bring their own.
     """
-    embedded, inputs = name in EMBEDDED, []
-    if not embedded:
-        files = sources.find(name, EMBEDDED)
+    built_in, inputs = name in BUILT_IN, []
+    if not built_in:
+        files = sources.find(name, BUILT_IN)
         tokens = tokenizer_directory(tokenizer)
         wanted = (*TOKENIZER_FILES, "merges.txt")
         described = (file for file in tokens.iterdir() if "token" in file.name or file.name in wanted)
@@ -103,10 +103,10 @@ def load_corpus(
     directory = cache / cache_key(name, layout, *inputs)
     with made_once(directory) as place:
         if place:
-            parts = (part for part in WRITTEN if embedded or part != "test" or part in files)
+            parts = (part for part in WRITTEN if built_in or part != "test" or part in files)
             counts = {part: Counter(rows=0) for part in parts}
-            if embedded:
-                texts = {part: write_embedded(name, part) for part in counts}
+            if built_in:
+                texts = {part: write_built_in(name, part) for part in counts}
                 words = word_tokenizer(text for example in texts["train"] for text in example if text)
             else:
                 texts = {part: sources.stream(name, files, part, counts[part]) for part in counts}
@@ -114,14 +114,14 @@ def load_corpus(
             prepare(place, texts, counts, words, layout)
     corpus = read_corpus(directory, layout, GRAMMARS.get(name), split)
     for kind, flag in (("texts", "--length"), ("sources", "--source-length")):
-        if embedded and (cut := corpus.counts["train"].get(f"{kind} cut")):
+        if built_in and (cut := corpus.counts["train"].get(f"{kind} cut")):
             raise UserError(f"{cut:,} {kind} of {name} do not fit into rows of {layout.length}: raise {flag}")
     return corpus
 
 
 def cache_key(name: str, layout: Layout, *inputs: Iterable[Path]) -> str:
     """Hash what prepared rows depend on: settings, the version of a recipe or input files. No source code."""
-    if name in EMBEDDED:
+    if name in BUILT_IN:
         identity = [WRITTEN, (stories if name in GRAMMARS else tasks).VERSION]
     else:
         identity = [content_of(files) for files in inputs]
@@ -138,7 +138,7 @@ def content_of(files: Iterable[Path]) -> list:
     return sorted((str(f), f.stat().st_size, stamp) for f, stamp in changed)
 
 
-def write_embedded(name: str, split: str) -> list[Example]:
+def write_built_in(name: str, split: str) -> list[Example]:
     n, seed = WRITTEN[split], 1 + list(WRITTEN).index(split)
     if name in TASKS:
         return [Example(text, source) for source, text in tasks.write_pairs(TASKS[name], n, seed)]

@@ -1,4 +1,4 @@
-"""Embedded tasks with one right answer: German sentences to English, and short match reports to a sentence.
+"""Built-in tasks with one right answer: German sentences to English, and short match reports to a sentence.
 
     source, text = write_pairs(translate, 1, seed=0)[0]
 

@@ -1,6 +1,6 @@
 """A T5 trained from scratch by span corruption; ELF keeps the encoder (Appendix E.3).
 
-In the paper it has the size of T5-small and trains on OpenWebText. For embedded corpora it trains in minutes.
+In the paper it has the size of T5-small and trains on OpenWebText. For built-in corpora it trains in minutes.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ Scalar = Int[Array, ""]
 VERSION = 1
 """Version of the recipe: raise it by hand when the same config gives other weights (network, draws, loss)."""
 
-# The encoder of the embedded corpora. ELF learns fast if words of one kind have similar embeddings, and each
+# The encoder of the built-in corpora. ELF learns fast if words of one kind have similar embeddings, and each
 # embedding still identifies its word. Hiding half of a short text gives the first. An initial std of
 # embeddings between 0 and T5's 1 keeps the second. Where a source has one right answer, the second matters
 # more, so training is shorter and its rate lower (config.py): the nearest two words are then at a squared

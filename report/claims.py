@@ -1,4 +1,4 @@
-"""The paper's claims, checked with small variants that are trained on the embedded corpora in several seeds.
+"""The paper's claims, checked with small variants trained on the built-in corpora with several seeds.
 
     python eval.py claims                          train, measure and report what is missing; resumable
     python eval.py claims --only bottleneck gamma  some claims
@@ -23,9 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
+import tyro
 from scipy.special import stdtrit
 from tqdm import tqdm
 
@@ -464,18 +465,17 @@ def write_report():
 
 @dataclass(frozen=True)
 class Claims:
-    """Check the paper's claims with small variants, trained in several seeds."""
+    """Check the paper's claims with small variants, each trained with several seeds."""
 
-    only: tuple[str, ...] = ()
-    """Claims to check; all by default."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(help=f"Claims to check, of {', '.join(CLAIMS)}.")] = ()
     seeds: tuple[int, ...] = ()
-    """Seeds of networks and noise; by default 0 to 2, for claims without a verdict."""
+    """Seeds of networks and noise. By default 0 to 2, only for claims that have no verdict yet."""
     report: bool = False
-    """Only write the report, from the scores measured so far."""
+    """Train and measure nothing: write the report from the scores measured so far."""
     jobs: int = min(2, len(my_cores()))
-    """Runs at a time, each on its share of the cores."""
+    """Runs in parallel; each gets an equal share of the cores."""
     run: tuple[str, int] | None = None
-    """Only train and measure this variant in this seed; used by the command itself."""
+    """Internal: train and measure one variant with one seed, in a process of its own."""
 
     def __call__(self):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -6,6 +6,8 @@ Where the paper prints ±, a number is a pair (mean, standard error). Grids are 
 
 from typing import NamedTuple
 
+from report.metrics import Score
+
 
 class Sampling(NamedTuple):
     """Sampler settings, in the order of the tables' columns."""
@@ -13,6 +15,14 @@ class Sampling(NamedTuple):
     steps: int
     w: float
     gamma: float
+
+
+def printed(score: Score | None) -> str:
+    """Format a number of the paper as it prints it: "-" for none, errors with at least two decimals."""
+    if isinstance(score, tuple):
+        mean, error = score
+        return f"{mean} ± {max(str(error), f'{error:.2f}', key=len)}"
+    return "-" if score is None else str(score)
 
 
 # Table 1, downstream test sets: size, BLEU on WMT14 De-En, ROUGE-1, -2 and -L on XSum.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from config import Sampler
 from report import paper
-from report.metrics import Score, shown
-from report.paper import Sampling
+from report.metrics import shown
+from report.paper import Sampling, printed
 from report.texts import Bench, over_seeds
 from runtime.checkpoints import Trained, history
 from runtime.errors import UserError
@@ -62,14 +62,6 @@ def write(table: Table, out: Path):
 
 
 number = partial(shown, digits=2)  # formats a score of ours
-
-
-def printed(score: Score | None) -> str:
-    """Format one of the paper's numbers as the paper prints it: errors to two decimals at least."""
-    if isinstance(score, tuple):
-        mean, error = score
-        return f"{mean} ± {max(str(error), f'{error:.2f}', key=len)}"
-    return "-" if score is None else str(score)
 
 
 def check_judges(benches: Sequence[Bench], answers: bool | None = None):

@@ -29,21 +29,21 @@ class Speed:
     """Time the parts of a train step and of sampling on this machine, with random weights and data."""
 
     model: str = "desk"
-    """Size of the network."""
+    """Size of the network, as in train.py."""
     length: int = 32
     """Tokens per row."""
     batch: int = 64
     """Rows per step."""
     vocab: int = 436
-    """Tokens of the vocabulary."""
+    """Tokens in the vocabulary."""
     embedding: int = 128
     """Width of the embeddings."""
     bottleneck: int = 128
-    """Width of the bottleneck."""
+    """Width of the bottleneck; 0 for none."""
     encoder_layers: int = 2
-    """Layers of the frozen encoder, which is as wide as the embeddings."""
+    """Layers of the frozen T5 encoder."""
     repeats: int = 10
-    """Timed calls of each part; the median is shown."""
+    """Timed calls of each part; the median is printed."""
 
     def __call__(self, build: Callable):
         """Print the times; `build` is `train.build`."""

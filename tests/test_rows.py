@@ -24,11 +24,11 @@ def write_jsonl(file, records):
 
 
 def keys():
-    return [rows.cache_key(name, Layout(30)) for name in rows.EMBEDDED]
+    return [rows.cache_key(name, Layout(30)) for name in rows.BUILT_IN]
 
 
 def test_another_docstring_changes_no_key(tmp_path):
-    """An embedded corpus is known by settings and a version, not by the source text of a module."""
+    """A built-in corpus is known by settings and a version, not by the source text of a module."""
     for package in ("corpora", "runtime"):
         shutil.copytree(ROOT / package, tmp_path / package)
     for file in tmp_path.glob("*/*.py"):
@@ -36,7 +36,7 @@ def test_another_docstring_changes_no_key(tmp_path):
     script = f"""
 from corpora import rows
 rows.WRITTEN.update({rows.WRITTEN})
-print([rows.cache_key(name, rows.Layout(30)) for name in rows.EMBEDDED])"""
+print([rows.cache_key(name, rows.Layout(30)) for name in rows.BUILT_IN])"""
     edited = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True)
     assert edited.stdout.decode().strip() == str(keys())
 

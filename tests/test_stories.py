@@ -1,4 +1,4 @@
-"""The embedded corpus: what it writes is what it says, and it knows exactly how likely that is."""
+"""The built-in corpus: what it writes is what it says, and it knows exactly how likely that is."""
 
 import math
 import random

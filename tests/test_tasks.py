@@ -1,4 +1,4 @@
-"""Tasks with a source: the embedded ones, and a run on pairs from a file."""
+"""Tasks with a source: the built-in ones, and a run on pairs from a file."""
 
 import dataclasses
 import json
