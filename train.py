@@ -267,8 +267,8 @@ def make_validation(config: TrainConfig, method: Method, frozen, corpus: Corpus,
     loss = jax.jit(lambda *args: method.loss(*args)[1], out_shardings=replicated(mesh))
 
     def validate(state: State) -> dict[str, float]:
-        def sums(row):
-            return loss(state.ema, frozen, place_rows(corpus.validation, row, mesh), row, key)
+        def sums(row):  # on the host: one program at a time, as CPU collectives of several can wait in a ring
+            return to_host(loss(state.ema, frozen, place_rows(corpus.validation, row, mesh), row, key))
 
         batches = data.validation_batches(len(corpus.validation.s), config.batch)
         total = jax.tree.map(lambda *parts: sum(parts), *map(sums, batches))

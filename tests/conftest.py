@@ -13,7 +13,8 @@ if "ELF_TESTS" not in os.environ:  # place of compiled programs and prepared dat
     os.environ["ELF_TESTS"] = SHARED.name
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{os.environ['ELF_TESTS']}/compiled")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
-QUICK = "--xla_backend_optimization_level=0"  # compilation is most of a test's time
+# Compilation is most of a test's time; on a busy machine, simulated devices wait long for each other.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=300"
 os.environ.setdefault("XLA_FLAGS", f"{QUICK} --xla_force_host_platform_device_count=8")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
