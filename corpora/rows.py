@@ -72,7 +72,9 @@ class Corpus:
     tokenizer: Any
     counts: dict[str, dict[str, int]]
     """Numbers of rows, of cut texts and of skipped records in each split."""
-    rules: Grammar | None = None
+    built_in: bool
+    """Whether a seeded program writes the texts, as many as wanted."""
+    rules: Grammar | None
     """True distribution of the texts, where it is known."""
 
     @property
@@ -112,7 +114,7 @@ def load_corpus(
                 texts = {part: sources.stream(name, files, part, counts[part]) for part in counts}
                 words = load_tokenizer(tokens)
             prepare(place, texts, counts, words, layout)
-    corpus = read_corpus(directory, layout, GRAMMARS.get(name), split)
+    corpus = read_corpus(directory, name, layout, split)
     for kind, flag in (("texts", "--length"), ("sources", "--source-length")):
         if built_in and (cut := corpus.counts["train"].get(f"{kind} cut")):
             raise UserError(f"{cut:,} {kind} of {name} do not fit into rows of {layout.length}: raise {flag}")
@@ -192,7 +194,7 @@ def saved(examples: Iterable[Example], file: Path, tokenizer) -> Iterator[Exampl
             yield example
 
 
-def read_corpus(directory: Path, layout: Layout, rules: Grammar | None, split: Split) -> Corpus:
+def read_corpus(directory: Path, name: str, layout: Layout, split: Split) -> Corpus:
     counts = json.loads((directory / "counts.json").read_text())
     tokenizer = load_tokenizer(directory / "tokenizer")
     if split not in counts:
@@ -207,7 +209,8 @@ def read_corpus(directory: Path, layout: Layout, rules: Grammar | None, split: S
     with (directory / f"{split}.texts").open(encoding="utf-8") as lines:
         texts = [Example(**json.loads(line)) for line in lines]
     key, fingerprint = directory.name, (directory / "fingerprint").read_text()
-    return Corpus(key, fingerprint, rows("train"), rows(split), texts, split, tokenizer, counts, rules)
+    parts = rows("train"), rows(split), texts, split, tokenizer, counts
+    return Corpus(key, fingerprint, *parts, name in BUILT_IN, GRAMMARS.get(name))
 
 
 def is_scratch(encoder: str) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from config import Sampler
 from report import paper, tables
+from report.coverage import PAIR_DIVERGENCE
 from report.metrics import ENTROPY, is_share, mean_of
 from report.tables import Table, check_judges, notes_of, number
 from report.texts import Bench, over_seeds
@@ -202,7 +203,7 @@ def paper_figure(name: str, benches: Sequence[Bench], seeds: Sequence[int]) -> F
     if name == "guidance":
         sizes = {bench.trained.config.model for bench in benches} & paper.SIZES.keys() or {"elf-b"}
         theirs = {label: points for label, points in theirs.items() if label.split(",")[0] in sizes}
-    heads = [sweep.y] + ["valid"] * ("valid" in benches[0].judge.shown)
+    heads = [sweep.y, *(head for head in ("valid", "pairs") if head in benches[0].judge.shown)]
     curves, rows, scores = {head: {} for head in heads}, [], {}
     for bench, (curve, samplers) in product(benches, sweep.curves.items()):
         run = bench.trained.name
@@ -217,6 +218,7 @@ def paper_figure(name: str, benches: Sequence[Bench], seeds: Sequence[int]) -> F
                 y = mean_of(scores[bench.judge.shown[head]])
                 curves[head][label].append(Point(x, y, at if sweep.x == "entropy" else ""))
     names = {"PPL": "perplexity", "valid": "share of valid texts", "cfg": "guidance scale"}
+    names |= {"pairs": PAIR_DIVERGENCE}
     shown = [("here" if theirs else "", head, curves[head]) for head in heads]
     shown += [("the paper", sweep.y, theirs)] if theirs else []
     x, log = names.get(sweep.x, sweep.x), "x" * (sweep.x == "steps")
@@ -229,15 +231,20 @@ FIGURES = {name: partial(paper_figure, name) for name in SWEEPS if name != "cfg 
 
 
 def compare(benches: Sequence[Bench], seeds: Sequence[int], samplers: Sequence[Sampler]) -> Figure:
-    """Measure runs side by side: perplexity against entropy, or the scores of answers."""
+    """Measure runs side by side: quality against entropy, and against the divergence from the corpus."""
     check_judges(benches)
-    first, *_, last = benches[0].judge.shown.values()
-    x, y = (ENTROPY, first) if "PPL" in benches[0].judge.shown else (first, last)
-    curves, rows, settings, scores = {}, [], [], {}
+    shown, scores, rows, settings = benches[0].judge.shown, {}, [], []
     for bench, sampler in zip(benches, samplers, strict=True):
-        run, scores = bench.trained.name, over_seeds(bench, sampler, seeds)
-        curves[run] = [Point(mean_of(scores[x]), mean_of(scores[y]))]
-        rows.append([run, *map(number, scores, scores.values())])
+        run = bench.trained.name
+        scores[run] = over_seeds(bench, sampler, seeds)
+        rows.append([run, *map(number, scores[run], scores[run].values())])
         settings.append(f"{run}: {', '.join(f'{k} {v}' for k, v in asdict(sampler).items())}")
+    quality = next(iter(shown.values()))
+    axes = [(ENTROPY, quality)] if ENTROPY in shown.values() else []
+    axes += [(PAIR_DIVERGENCE, shown.get("valid", quality))] if "pairs" in shown else []
+    panels = []
+    for x, y in axes:
+        curves = {run: [Point(mean_of(own[x]), mean_of(own[y]))] for run, own in scores.items()}
+        panels.append(Panel("", x, y, curves))
     notes = notes_of(benches, seeds, "; ".join(settings))
-    return Figure([Panel("", x, y, curves)], Table("Runs side by side", ["run", *scores], rows, notes))
+    return Figure(panels, Table("Runs side by side", ["run", *scores[run]], rows, notes))

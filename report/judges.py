@@ -1,11 +1,12 @@
 """Judges of sampled texts: the right answers, a grammar's exact likelihood, or a GPT-2.
 
-Dull texts can have a low perplexity, so every judge also reports entropy and distinct words.
+Dull texts can have a low perplexity, so every judge also reports entropy and distinct words. Where there is a
+corpus, it also reports how well the texts cover it.
 """
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -16,11 +17,12 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Integer
 from tqdm import tqdm
 
-from corpora.rows import Corpus, detokenize, load_tokenizer
+from corpora.rows import Corpus, load_tokenizer
 from corpora.stories import Grammar
 from data import fingerprint
 from encoders.gpt2 import GPT2, load_gpt2
-from report import metrics
+from report import coverage, metrics
+from report.coverage import PAIR_DIVERGENCE, WORD_DIVERGENCE, Counts
 from report.metrics import ENTROPY, Score
 from runtime.errors import UserError
 from runtime.files import download_network
@@ -45,22 +47,37 @@ class Judge(NamedTuple):
     judge: Callable[[list[str]], Judgement]
     weights: str = ""
     """Hash of the judging network's weights, if there is one."""
+    truth: Callable[[], Counts] | None = None
+    """Counts of the words that texts should have, where there is a corpus."""
 
 
 def judge_of(corpus: Corpus | None, name: str, mesh: Mesh) -> Judge:
     """Choose a judge: by name, else by the corpus' answers or grammar, else GPT-2 Large as in the paper."""
-    if name == "none":
-        return NO_JUDGE
     if not name and corpus and (corpus.has_sources or corpus.rules):
         return judge_by(corpus)
-    return gpt2_judge(name or "gpt2-large", mesh)
+    judge = NO_JUDGE if name == "none" else gpt2_judge(name or "gpt2-large", mesh)
+    return with_coverage(judge, corpus) if corpus else judge
 
 
 def judge_by(corpus: Corpus) -> Judge:
     """Choose what a corpus can judge by: right answers, its grammar, or words alone."""
     if corpus.has_sources:
-        return answers_judge(corpus)
-    return grammar_judge(corpus.rules) if corpus.rules else NO_JUDGE
+        return with_coverage(answers_judge(corpus), corpus)
+    return with_coverage(grammar_judge(corpus.rules) if corpus.rules else NO_JUDGE, corpus)
+
+
+def with_coverage(judge: Judge, corpus: Corpus) -> Judge:
+    """Also score how well texts cover a corpus."""
+    truth = cache(partial(coverage.truth_of, corpus))
+
+    def both(texts: list[str]) -> Judgement:
+        scores, each = judge.judge(texts)
+        return Judgement(scores | coverage.scores(texts, truth()), each)
+
+    shown = judge.shown | {"words": WORD_DIVERGENCE, "pairs": PAIR_DIVERGENCE}
+    others = "many texts of the corpus" if corpus.built_in else "the held-out texts"
+    signature = f"{judge.signature}; Jensen–Shannon divergence from {others}, nats"
+    return judge._replace(judge=both, shown=shown, signature=signature, truth=truth)
 
 
 def answers_judge(corpus: Corpus) -> Judge:
@@ -102,20 +119,22 @@ NO_JUDGE = Judge("no judge; entropy of words within a text, nats", WORD_SCORES, 
 
 
 def report(judge: Judge, corpus: Corpus | None, texts: list[str], scores: dict[str, Score]) -> str:
-    """Format the scores of samples as a table, beside those of held-out texts or of trivial answers."""
-    columns = dict(samples=scores)
+    """Format the scores of samples as a table, beside those of the corpus itself or of trivial answers."""
+    columns, n = dict(samples=scores), len(texts)
     if corpus and "BLEU" in judge.shown:
-        sources = [example.source for example in corpus.held_out[: len(texts)]]
-        columns |= dict(source=judge.judge(sources).scores, nothing=judge.judge([""] * len(texts)).scores)
+        sources = [example.source for example in corpus.held_out[:n]]
+        columns |= dict(source=judge.judge(sources).scores, nothing=judge.judge([""] * n).scores)
+        columns |= dict(corpus=coverage.floor(corpus, n, judge.truth()))
     elif corpus:  # Rows of equal length, cut at EOS alike: entropy and perplexity depend on both.
-        s, _, prefix = (np.asarray(part[: len(texts)]) for part in corpus.validation)
-        columns |= dict(corpus=judge.judge(detokenize(s, corpus.tokenizer, prefix)).scores)
+        held_out = coverage.texts_of(corpus, corpus.validation, n)
+        columns |= dict(corpus=judge.judge(held_out).scores | coverage.floor(corpus, n, judge.truth()))
     title = f"{len(texts):,} samples" + (f", {corpus.split} split" if corpus else "")
     lines = [title.ljust(34) + "".join(f"{name:>15}" for name in columns)]
     for name in scores:
-        cells = (metrics.shown(name, column[name]) for column in columns.values())
+        cells = (metrics.shown(name, column.get(name, math.nan)) for column in columns.values())
         lines.append(f"{name:34}" + "".join(f"{cell:>15}" for cell in cells))
-    return "\n".join([*lines, "", judge.signature])
+    off = [coverage.most_off(texts, judge.truth())] if corpus else []
+    return "\n".join([*lines, "", *off, judge.signature])
 
 
 def some_texts(corpus: Corpus | None, texts: list[str], n: int = 3) -> str:

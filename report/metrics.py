@@ -86,7 +86,7 @@ def rouge(texts: list[str], references: list[str]) -> dict[str, list[float]]:
 
 
 def is_share(name: str) -> bool:
-    return name.startswith(("valid", "distinct", "exact matches"))
+    return name.startswith(("valid", "distinct", "exact matches", "vocabulary"))
 
 
 def shown(name: str, score: Score, digits: int = 3) -> str:
