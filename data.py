@@ -24,10 +24,10 @@ from corpora.rows import Corpus, Layout, Rows, Split, is_scratch
 from encoders import scratch
 from encoders.t5 import T5_CONFIGS, T5Encoder, load_t5, save_t5, t5_from_config, t5_like
 from encoders.table import Table, unit
-from encoders.weights import configuration
+from encoders.weights import configuration, download_network
 from losses import Batch
 from runtime.errors import UserError
-from runtime.files import download, download_network, hash_of, write_file
+from runtime.files import download, hash_of, write_file
 from runtime.mesh import platform
 
 # Rows and batches

@@ -38,7 +38,8 @@ from runtime import checkpoints, preflight
 from runtime.checkpoints import Trained, load, load_run
 from runtime.errors import UserError, one_line_errors
 from runtime.files import lock
-from runtime.mesh import by_row, is_process_0, join_processes, make_mesh, restart_with_huge_pages, to_host
+from runtime.mesh import by_row, make_mesh, to_host
+from runtime.processes import is_process_0, join_processes, restart_with_huge_pages
 
 PerRow = Float[Array, " N"]
 Times = Float[Array, "K N"]

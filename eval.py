@@ -32,7 +32,8 @@ from report.texts import Bench, bench_for, measure
 from runtime.checkpoints import Trained, load
 from runtime.errors import UserError, one_line_errors
 from runtime.files import write_file
-from runtime.mesh import make_mesh, restart_with_huge_pages
+from runtime.mesh import make_mesh
+from runtime.processes import restart_with_huge_pages
 from runtime.speed import Speed
 
 Flat = tyro.conf.OmitArgPrefixes

@@ -39,21 +39,23 @@ from runtime.errors import UserError, one_line_errors
 from runtime.files import lock, unlock
 from runtime.mesh import (
     ALL,
-    is_process_0,
-    join_processes,
     make_mesh,
     place_rows,
     platform,
-    process_0_first,
     replicate,
     replicated,
-    restart_with_huge_pages,
     shapes_on,
     shardings,
-    stop_signal,
     to_host,
 )
 from runtime.optimizers import make_optimizer, warmed_up
+from runtime.processes import (
+    is_process_0,
+    join_processes,
+    process_0_first,
+    restart_with_huge_pages,
+    stop_signal,
+)
 
 # State and step: rows -> x -> draws -> losses -> gradients -> clip -> Muon -> EMA
 

@@ -5,7 +5,7 @@ A table maps each of our leaves to a name. A name with {} stands for one tensor 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,17 @@ from safetensors import SafetensorError
 from safetensors.flax import load_file
 
 from runtime.errors import UserError
+from runtime.files import download
+
+
+def download_network(name: str, flag: str, more: Sequence[str] = (), *, holding="") -> Path:
+    """Return the directory of a Hugging Face network; files in `more` are optional."""
+    needed = ["config.json", "model.safetensors"]
+    directory = download(name, flag, [*needed, *more], holding=holding)
+    for file in needed:
+        if not (directory / file).exists():
+            raise UserError(f"{flag} {name}: it has no {file}")
+    return directory
 
 
 def dotted(path) -> str:

@@ -130,7 +130,7 @@ def draw_noise(key: PRNGKeyArray, number: Int[Array, " N"], shape: tuple[int, in
 def sample(
     config: TrainConfig, model, conditions: Sources, number: np.ndarray, key: PRNGKeyArray, sampler: Sampler
 ) -> Int[Array, "N L"]:
-    """Sample the tokens of the numbered texts, as answers to their conditions if there are any."""
+    """Sample ELF (Alg. 5): tokens of the numbered texts, as answers to their conditions if there are any."""
     z0, keys, given, ts = start(config, model, conditions, number, key, sampler)
     settings = dict(w=sampler.w, gamma=sampler.gamma, noise_scale=config.noise_scale)
     return samplers.sample(model, z0, ts, keys, given, **settings, released=sampler.form == "released")

@@ -21,12 +21,13 @@ from corpora.rows import Corpus, load_tokenizer
 from corpora.stories import Grammar
 from data import fingerprint
 from encoders.gpt2 import GPT2, load_gpt2
+from encoders.weights import download_network
 from report import coverage, metrics
 from report.coverage import PAIR_DIVERGENCE, WORD_DIVERGENCE, Counts
 from report.metrics import ENTROPY, Score
 from runtime.errors import UserError
-from runtime.files import download_network
-from runtime.mesh import by_row, is_process_0, place_rows, replicate, to_host
+from runtime.mesh import by_row, place_rows, replicate, to_host
+from runtime.processes import is_process_0
 
 
 class Judgement(NamedTuple):

@@ -17,7 +17,7 @@ from report.texts import Bench, over_seeds
 from runtime.checkpoints import Trained, history
 from runtime.errors import UserError
 from runtime.files import write_file
-from runtime.mesh import is_process_0
+from runtime.processes import is_process_0
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Container[int] = ()) -> str:

@@ -20,7 +20,8 @@ from report.judges import Judge, judge_of
 from report.metrics import Score
 from runtime.checkpoints import Trained
 from runtime.files import hash_of, write_file
-from runtime.mesh import is_process_0, replicate, to_host
+from runtime.mesh import replicate, to_host
+from runtime.processes import is_process_0
 
 
 def sampling_key(seed: int) -> PRNGKeyArray:

@@ -35,7 +35,8 @@ from methods.ablations import Decoder, TwoStage
 from methods.elf import elf_method
 from runtime.errors import UserError, first_line
 from runtime.files import download, write_file
-from runtime.mesh import all_succeeded, is_process_0, make_mesh, platform, replicate, replicated, shapes_on
+from runtime.mesh import make_mesh, platform, replicate, replicated, shapes_on
+from runtime.processes import all_succeeded, is_process_0
 
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a traceback per failed write; `saving` says it once
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax explains each of its options

@@ -5,7 +5,7 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -103,13 +103,3 @@ def download(
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         problem = f"no such directory, and no such {kind} on the hub ({first_line(error).rstrip('.')})"
         raise UserError(f"{flag} {name}: {problem}; give a directory with {holding}") from None
-
-
-def download_network(name: str, flag: str, more: Sequence[str] = (), *, holding="") -> Path:
-    """Return the directory of a Hugging Face network; files in `more` are optional."""
-    needed = ["config.json", "model.safetensors"]
-    directory = download(name, flag, [*needed, *more], holding=holding)
-    for file in needed:
-        if not (directory / file).exists():
-            raise UserError(f"{flag} {name}: it has no {file}")
-    return directory

@@ -9,7 +9,7 @@ FOLDERS = ["methods", "corpora", "encoders", "runtime", "report"]
 SCRIPTS = {"train", "distill", "eval"}
 FILES = [*ROOT.glob("*.py"), *(file for folder in FOLDERS for file in (ROOT / folder).glob("*.py"))]
 # What each may import, from the bottom up; a folder's files may import each other.
-MACHINE = {"runtime.errors", "runtime.attention", "runtime.mesh", "runtime.optimizers", "runtime.files"}
+MACHINE = {f"runtime.{name}" for name in "errors attention mesh processes optimizers files".split()}
 MAY = {"losses": set(), "samplers": {"losses"}, "elf": {"runtime.attention"}}
 MAY |= {name: {"runtime.errors"} for name in MACHINE}
 BELOW = {*MAY, "encoders", "corpora"}

@@ -41,7 +41,7 @@ def test_german_has_another_word_order():
 def test_scores_of_answers():
     answers = ["the cat sat on the mat .", "a dog barks in the yard ."]
     held_out = [Example(text, "source") for text in answers]
-    judge = judges.judge_by(types.SimpleNamespace(held_out=held_out, split="validation", has_sources=True))
+    judge = judges.answers_judge(types.SimpleNamespace(held_out=held_out, split="validation"))
     perfect, each = judge.judge(answers)
     assert perfect["BLEU"] == pytest.approx(100)
     assert perfect["ROUGE-L"] == (100, 0) and perfect["exact matches"] == 1
