@@ -413,9 +413,9 @@ def listed(seeds: Iterable[int]) -> str:
 
 
 RECIPE = f"""\
-`python eval.py claims` trains variants of the embedded default with `python train.py {BUDGET}`. Distillation
+`python eval.py claims` trains variants of the default with `python train.py {BUDGET}`. Distillation
 is five rounds of `python distill.py {VARIANTS["distilled"]}`; a separate decoder has
-{PRESETS["stories"].decoder_steps:,} steps of its own first; guidance by a source is measured on the embedded
+{PRESETS["stories"].decoder_steps:,} steps of its own first; guidance by a source is measured on the built-in
 translation. Each number is a mean over {len(SEEDS)} seeds, or more with `--seeds`, and its standard error. It
 is measured on {SAMPLES:,} samples, of {SDE.steps} steps unless noted.
 
