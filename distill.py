@@ -33,7 +33,7 @@ from losses import Batch, Draws, Slots, State
 from methods import Method
 from methods.elf import draw_step, elf_method, noise_scales, slots_of
 from report import paper, tables
-from report.texts import bench_for
+from report.samples import bench_for
 from runtime import checkpoints, preflight
 from runtime.checkpoints import Trained, load, load_run
 from runtime.errors import UserError, one_line_errors

@@ -26,9 +26,9 @@ import tyro
 import train
 from config import Form, Grid, Sampler, TrainConfig, check_ranges
 from corpora.rows import Split
-from report import figures, judges, pages, tables, texts
+from report import figures, judges, pages, samples, tables
 from report.claims import Claims
-from report.texts import Bench, bench_for, measure
+from report.samples import Bench, bench_for, measure
 from runtime.checkpoints import Trained, load
 from runtime.errors import UserError, one_line_errors
 from runtime.files import write_file
@@ -157,11 +157,11 @@ class Samples(MeasureOptions):
         out = self.out or bench.trained.directory / "samples" / f"{name}.jsonl"
         report = judges.report(bench.judge, bench.corpus, sampled, scores)
         about = ", ".join(f"{k} {v}" for k, v in settings.items())
-        records, shown = texts.as_records(bench.corpus, sampled), []
+        records, shown = samples.as_records(bench.corpus, sampled), []
         for record, score in zip(records, each, strict=True):
             shown.append(pages.Sample(record["text"], score, record.get("source"), record.get("reference")))
             record[bench.judge.each] = score if math.isfinite(score) else None  # JSON has no infinity
-        texts.write_texts(out, records)
+        samples.write_texts(out, records)
         title, page = f"{len(sampled):,} samples of {bench.trained.name}", out.with_suffix(".html")
         order = bench.judge.each, bench.judge.low_is_good
         write_file(page, pages.samples_page(title, about, report, shown, *order))
@@ -230,7 +230,7 @@ class Trajectory(RunOptions):
         corpus = trained.corpus(self.split) if trained.config.source_length else None
         conditions = trained.conditions(corpus) if corpus else None
         sources = [f"{e.source} → {e.text}" for e in corpus.held_out[: self.samples]] if conditions else []
-        followed = texts.trajectories(trained, self.samples, sampler, self.seed, conditions, self.frames)
+        followed = samples.trajectories(trained, self.samples, sampler, self.seed, conditions, self.frames)
         for source in sources[:1]:
             print(f"{source}\n")
         for frame in followed[0]:

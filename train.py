@@ -33,7 +33,7 @@ from encoders.t5 import save_t5
 from methods import Method
 from methods.ablations import decoder_method, keep_unit_table
 from methods.elf import elf_method, slots_of
-from report import figures, judges, texts
+from report import figures, judges, samples
 from runtime import checkpoints, preflight
 from runtime.errors import UserError, one_line_errors
 from runtime.files import lock, unlock
@@ -287,9 +287,10 @@ def sample_run(
     model = checkpoints.with_decoder(config, state.ema, config.directory, mesh)
     run = config.directory, config, model, corpus.tokenizer
     trained = checkpoints.Trained(name, *run, int(state.step), weights="", released=False, mesh=mesh)
-    sampled = texts.sample_texts(trained, n, seed=config.seed, conditions=conditions)
+    sampled = samples.sample_texts(trained, n, seed=config.seed, conditions=conditions)
     if is_process_0():
-        texts.write_texts(config.directory / "samples" / f"{name}.jsonl", texts.as_records(corpus, sampled))
+        file = config.directory / "samples" / f"{name}.jsonl"
+        samples.write_texts(file, samples.as_records(corpus, sampled))
         if state.step < config.steps:
             tqdm.write(f"step {state.step}:\n{judges.some_texts(corpus, sampled[:1])}")
     return sampled

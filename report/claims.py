@@ -34,8 +34,8 @@ from config import PRESETS, Sampler
 from report import metrics, paper
 from report.figures import Panel, Point, plot, vary
 from report.metrics import DISTINCT, ENTROPY, EXACT_PERPLEXITY, VALID_SENTENCES, VALID_TEXTS, WORDS
+from report.samples import bench_for, measure
 from report.tables import markdown_table
-from report.texts import bench_for, measure
 from runtime import checkpoints
 from runtime.errors import UserError
 from runtime.files import hash_of, lock, unlock, write_file

@@ -12,8 +12,8 @@ from config import Sampler
 from report import paper, tables
 from report.coverage import PAIR_DIVERGENCE
 from report.metrics import ENTROPY, is_share, mean_of
+from report.samples import Bench, over_seeds
 from report.tables import Table, check_judges, notes_of, number
-from report.texts import Bench, over_seeds
 from runtime.checkpoints import read_metrics
 
 

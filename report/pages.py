@@ -10,7 +10,7 @@ from html import escape
 from string import Template
 from typing import NamedTuple
 
-from report.texts import Frame
+from report.samples import Frame
 
 STYLE = """
 :root { color-scheme: light dark; --soft: color-mix(in srgb, currentColor 55%, transparent); }

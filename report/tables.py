@@ -13,7 +13,7 @@ from config import Sampler
 from report import paper
 from report.metrics import shown
 from report.paper import Sampling, printed
-from report.texts import Bench, over_seeds
+from report.samples import Bench, over_seeds
 from runtime.checkpoints import Trained, history
 from runtime.errors import UserError
 from runtime.files import write_file

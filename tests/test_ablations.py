@@ -21,7 +21,7 @@ from encoders import t5
 from encoders.table import Table, unit
 from methods import ablations
 from methods.elf import elf_method
-from report.texts import sample_texts
+from report.samples import sample_texts
 from runtime import checkpoints
 from runtime.checkpoints import Trained
 from runtime.mesh import make_mesh, place_rows, replicate

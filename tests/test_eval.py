@@ -18,7 +18,7 @@ import eval
 import train
 from corpora import rows
 from encoders import gpt2, released
-from report import figures, judges, paper, texts
+from report import figures, judges, paper, samples
 from runtime import checkpoints
 from runtime.errors import UserError
 from runtime.mesh import make_mesh
@@ -170,7 +170,7 @@ def test_a_table_has_our_numbers_and_the_papers_and_is_measured_once(finished, t
     )
     assert "| 8 | 3.0 | 2.0 |" in (tmp_path / "system.md").read_text()
     assert len((tmp_path / "system.csv").read_text().splitlines()) == 4
-    monkeypatch.setattr(texts, "sample_texts", None)  # a second time, nothing is sampled
+    monkeypatch.setattr(samples, "sample_texts", None)  # a second time, nothing is sampled
     run(monkeypatch, *words)
     assert capsys.readouterr().out == said
 

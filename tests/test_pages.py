@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from report import pages
-from report.texts import Frame
+from report.samples import Frame
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
