@@ -98,7 +98,7 @@ class Network:
     prediction: Literal["x", "v", "eps"] = "x"
     """Output of the network: clean embeddings, velocity, or noise."""
     conditioning: Literal["tokens", "adaln-zero"] = "tokens"
-    """How time, guidance scale and mode enter: as control tokens, or as modulation of every layer."""
+    """Input of time, guidance scale and mode: as control tokens, or as modulation of every layer."""
     decoder: Literal["shared", "separate"] = "shared"
     """Decoder from embeddings to tokens: the ELF network, or a separate network that is trained first."""
     decoder_steps: int = 3 * 19_017
@@ -212,7 +212,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Distillation:
-    """What distill.py records of a round; not flags of train.py."""
+    """Records of a round of distill.py; not flags of train.py."""
 
     teacher: str = ""
     """Run or released checkpoint that teaches."""

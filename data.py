@@ -76,7 +76,10 @@ def prefetched(load: Callable[[int], Any], first: int, end: int, ahead: int = 2)
 def encoder_mask(
     length: Int[Array, " N"], prefix: Int[Array, " N"], drop: Bool[Array, " N"], width: int
 ) -> Bool[Array, "N L L"]:
-    """Attention mask of the encoder: the prefix sees itself; the text both, or itself if dropped."""
+    """Attention mask of the encoder: the prefix sees itself, and the text sees both; padding is not seen.
+
+    In rows that drop their condition, the text sees only itself.
+    """
     position = jnp.arange(width)
     valid, in_prefix = position < length[:, None], position < prefix[:, None]
     seen = valid & ~(in_prefix & drop[:, None])

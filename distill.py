@@ -78,11 +78,11 @@ class Distill:
     save_every: int | None = None
     """Steps between checkpoints; by default the teacher's."""
     data: str = ""
-    """For a released teacher: its training data (owt, de-en, xsum), if its name does not say."""
+    """Training data of a released teacher (owt, de-en, xsum), if its name does not say."""
     data_dir: str = ""
-    """For a released teacher: local directory with the texts, to use instead of the hub."""
+    """Local directory with the texts of a released teacher, to use instead of the hub."""
     encoder: str = ""
-    """For a released teacher: T5 directory with encoder and tokenizer; by default t5-small from the hub."""
+    """T5 directory with encoder and tokenizer of a released teacher; by default t5-small from the hub."""
     coordinator: str = ""
     """Address (host:port) of process 0, on hosts where JAX does not find the other processes."""
     processes: int = 1

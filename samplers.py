@@ -1,4 +1,4 @@
-"""From noise to tokens: time grids, ODE and SDE steps, one scan, one decode.
+"""Sampling, from noise to tokens: time grids, ODE and SDE steps, one scan, one decode.
 
     ts = logit_normal_grid(key, steps=64)
     s = sample(model, z0, ts, keys, w=3.0, gamma=1.5)   # z0: noise, already of the scale it had in training

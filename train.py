@@ -305,7 +305,7 @@ def report(config: TrainConfig, corpus: Corpus, sampled: list[str]):
         judge = judges.judge_by(corpus)
         print(judges.report(judge, corpus, sampled, judge.judge(sampled).scores))
         print(f"\n{judges.some_texts(corpus, sampled)}")
-        no_judge = " --judge none" if judge.each == judges.NO_JUDGE.each else ""
+        no_judge = "" if corpus.has_sources or corpus.rules else " --judge none"
         print(f"\nMore: python eval.py samples --run {config.directory}{no_judge}")
 
 

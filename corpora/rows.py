@@ -73,7 +73,7 @@ class Corpus:
     counts: dict[str, dict[str, int]]
     """Numbers of rows, of cut texts and of skipped records in each split."""
     built_in: bool
-    """Whether a seeded program writes the texts, as many as wanted."""
+    """True if a seeded program writes the texts, as many as wanted."""
     rules: Grammar | None
     """True distribution of the texts, where it is known."""
 

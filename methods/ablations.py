@@ -126,7 +126,7 @@ class Decoder(eqx.Module):
 def reconstruction_loss(
     decoder: Decoder, batch: Batch, row: Int[Array, " N"], key: PRNGKeyArray, noise_scale: float
 ) -> Float[Array, "N L"]:
-    """Loss of the separate decoder: cross-entropy of tokens given embeddings, a fifth zeros, the rest noisy.
+    """Loss of the separate decoder: cross-entropy of tokens given embeddings, of which a fifth is zeros.
 
     All draws follow from the key and the rows' numbers.
     """

@@ -79,7 +79,7 @@ class Claim(NamedTuple):
     orders: dict[str, list[tuple[str, str]]]
     """Pairs of labels by score; the first arm of a pair should have more."""
     as_good: bool = False
-    """Whether the first of two arms may have fewer valid texts, by up to MARGIN."""
+    """True if the first of two arms may have fewer valid texts, by up to MARGIN."""
 
 
 def pairs_of(chains: str) -> list[tuple[str, str]]:

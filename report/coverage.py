@@ -1,4 +1,4 @@
-"""How well texts cover a distribution of texts: divergence of words and of pairs, and the vocabulary used.
+"""Coverage of a distribution of texts: divergences of words and of pairs, and the vocabulary used.
 
 Texts can all be valid, and each as diverse as a text of the corpus, and still say one word of a kind for all
 of them. Validity, perplexity and entropy within a text do not see that; these scores do. Their floor is above

@@ -12,7 +12,7 @@ WORDS, DISTINCT = "words per text", "distinct texts"
 
 
 def unigram_entropy(texts_words: list[list]) -> float:
-    """Compute the mean entropy in nats of the words (or tokens) within a text; longer texts have more."""
+    """Compute the mean entropy in nats of the words (or tokens) within a text; it grows with their length."""
     entropies = []
     for words in texts_words:
         shares = [n / len(words) for n in Counter(words).values()]

@@ -49,7 +49,7 @@ def on_gpu(q: Heads, k: Heads, v: Heads) -> Joined:
 
 
 def by_device(kernel: Callable, *arrays: Array) -> Joined:
-    """Run a kernel on the rows of each device."""
+    """Run a kernel on each device's own rows, or on all rows if they cannot be divided."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or arrays[0].ndim == 3:
         return kernel(*arrays)

@@ -163,7 +163,10 @@ def products(tree, ndim: int = 2) -> int:
 
 
 def useful_flops(model: ELF, encoder: T5Encoder, length: int, passes: float, p_decode: float) -> float:
-    """Count operations per row: `passes` of ELF, 3 of the head on its share of rows, 1 of the encoder."""
+    """Count the FLOPs of a row in a train step: `passes` through ELF and one through the encoder.
+
+    The vocabulary head runs forward and backward, as 3 passes, on the share of rows that decode.
+    """
     width, tokens = model.x_norm.weight.size, length + 3 * CONTROL_TOKENS
     layers = (model.blocks.attend, model.blocks.mlp)
     trunk = products(layers, ndim=3) * tokens + 4 * tokens**2 * width * model.depth
