@@ -147,9 +147,8 @@ def saving(manager: ocp.CheckpointManager, what="a checkpoint", errors: type[Exc
         manager.reload()
         latest = manager.latest_step()
         good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][-200:]
         run = manager.directory.parent
-        raise UserError(f"{what} could not be saved in {run} ({reason}); {good}") from error
+        raise UserError(f"{what} could not be saved in {run} ({first_line(error)}); {good}") from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, likes: dict[str, Any]) -> dict[str, Any]:

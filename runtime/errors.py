@@ -10,8 +10,12 @@ class UserError(Exception):
 
 
 def first_line(error: Exception) -> str:
-    """Shorten a library's error to the first line of its message, or to its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    """Shorten a library's error to the first line of its message, or to its type if it has none.
+
+    Long lines lose their middle: libraries tell what failed at the beginning, and why at the end.
+    """
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= 200 else f"{line[:60]} … {line[-140:]}"
 
 
 @contextmanager
